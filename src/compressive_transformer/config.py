@@ -1,0 +1,239 @@
+"""What a model and a training run are made of: frozen dataclasses, checked once, read from TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from .errors import CompressiveError
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and memory of a Compressive Transformer (Rae et al. 2019, Sec. 3).
+
+    Raises CompressiveError that names the field, its value and the valid range.
+    """
+
+    vocab_size: int
+    """Number of token ids, the start id of documents included."""
+    d_model: int = 512
+    """Width of a hidden state, in numbers."""
+    n_layers: int = 8
+    """Number of blocks; each has a memory and a compression function of its own."""
+    n_heads: int = 8
+    """Attention heads of a block; must divide d_model."""
+    d_ff: int = 0
+    """Width inside the feed-forward network, in numbers; 0 stands for four times d_model."""
+    segment_length: int = 512
+    """Tokens between two commits (the paper's n_s)."""
+    memory_length: int = 512
+    """Slots of recent memory in a layer, one hidden state each (n_m)."""
+    compressed_length: int = 512
+    """Slots of compressed memory in a layer (n_cm); 0 makes a Transformer-XL."""
+    compression_rate: int = 4
+    """Hidden states that one compressed slot replaces (c)."""
+    compression: str = "conv"
+    """Name of the compression function f_c in `COMPRESSIONS`: mean, max, conv or one of your own."""
+    compression_loss: Literal["attention", "none"] = "attention"
+    """What trains f_c: attention reconstruction (Algorithm 2) or nothing."""
+    compressed_position: Literal["span", "unit"] = "span"
+    """Where a compressed slot stands: at the mean of the tokens that it replaces, or one step a slot."""
+    norm: Literal["pre", "post"] = "pre"
+    """Layer norm before each sub-layer, or after it as in the paper's Algorithm 1."""
+    empty_slots: Literal["masked", "zeros"] = "masked"
+    """Slots that nothing has filled yet: not attended, or attended as zero states as the paper does."""
+    dropout: float = 0.0
+    """Share of numbers dropped from embeddings and from what each sub-layer adds, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.d_ff == 0:
+            object.__setattr__(self, "d_ff", 4 * self.d_model)
+        one_or_more = ("vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "segment_length")
+        check_range(self, (*one_or_more, "compression_rate"), low=1)
+        check_range(self, ("memory_length", "compressed_length", "dropout"), low=0)
+        if self.d_model % self.n_heads:
+            raise CompressiveError(
+                f"n_heads ({self.n_heads}) must divide d_model ({self.d_model}); "
+                f"the nearest that does is {_nearest_divisor(self.d_model, self.n_heads)}"
+            )
+        if self.d_model % 2:
+            raise CompressiveError(
+                f"d_model ({self.d_model}) must be even, since positions are pairs of a sine and a cosine"
+            )
+        if self.dropout >= 1:
+            raise CompressiveError(f"dropout ({self.dropout}) must be in [0, 1)")
+
+    @property
+    def temporal_range(self) -> int:
+        """Tokens that can reach a prediction through memory: l · (n_m + c · n_cm) (Sec. 3.3)."""
+        return self.n_layers * (self.memory_length + self.compression_rate * self.compressed_length)
+
+    @property
+    def attention_width(self) -> int:
+        """States that a token at the end of a segment attends to: n_cm + n_m + n_s; what attention costs."""
+        return self.compressed_length + self.memory_length + self.segment_length
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained; the schedule is the paper's (Sec. 4 and 5.5.1).
+
+    Raises CompressiveError that names the field, its value and the valid range.
+    """
+
+    steps: int = 10_000
+    """Segments that each lane reads; one step is one forward and backward pass over all lanes."""
+    batch: int = 16
+    """Lanes over all processes; a multiple of the number of processes times `accumulation`."""
+    accumulation: int = 1
+    """Parts in which the lanes of one step go through the model, to save activation memory."""
+    learning_rate: float = 3e-4
+    """Highest learning rate of the network, reached after warm-up."""
+    learning_rate_edge: float = 1e-6
+    """Learning rate at the first step and at the last."""
+    warmup: int = 500
+    """Steps over which the learning rate rises linearly; a cosine leads it back down afterwards."""
+    clip: float = 0.1
+    """Largest norm of the network's gradient ("crucial", App. B)."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay of the network's matrices."""
+    compression_learning_rate: float = 3e-5
+    """Highest learning rate of f_c, under the same schedule."""
+    compression_clip: float = 1.0
+    """Largest norm of the gradient of all compression functions together."""
+    compression_weight_decay: float = 0.0
+    """Decoupled weight decay of the compression functions."""
+    update_period: int = 1
+    """Steps between two updates of the parameters; gradients are averaged over them."""
+    late_update_period: int = 1
+    """Update period from `late_update_step` on (the paper: 4 from step 60,000 on)."""
+    late_update_step: int = 0
+    """Step from which `late_update_period` holds; 0 for never."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of forward and backward passes; bf16 is automatic mixed precision."""
+    seed: int = 0
+    """Decides initial weights, order of documents, dropout and samples."""
+    log_every: int = 10
+    """Steps between two lines of the log."""
+    validate_every: int = 500
+    """Steps between two validations; the best checkpoint is kept. 0 for never."""
+    validation_tokens: int = 200_000
+    """Tokens of the validation split that are scored, from the beginning of each document; 0 for all."""
+    sample_every: int = 0
+    """Steps between two samples of generated text; 0 for never."""
+    sample_tokens: int = 200
+    """Tokens of a sample."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints to resume from; one is always written at the end."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        counts = ("steps", "batch", "accumulation", "update_period", "late_update_period")
+        check_range(self, (*counts, "log_every", "sample_tokens", "checkpoint_every"), low=1)
+        rates = ("learning_rate_edge", "weight_decay", "compression_learning_rate")
+        intervals = ("warmup", "late_update_step", "validate_every", "validation_tokens", "sample_every", "seed")
+        check_range(self, (*rates, *intervals, "compression_weight_decay"), low=0)
+        for name in ("learning_rate", "clip", "compression_clip"):
+            if not getattr(self, name) > 0:
+                raise CompressiveError(f"{name} ({getattr(self, name)}) must be more than 0")
+        if self.warmup > self.steps:
+            raise CompressiveError(f"warmup ({self.warmup}) must be at most steps ({self.steps})")
+        if self.batch % self.accumulation:
+            raise CompressiveError(f"accumulation ({self.accumulation}) must divide batch ({self.batch})")
+
+
+def check_types(config: Any) -> None:
+    """Raise CompressiveError where a field of a dataclass does not hold what its annotation says."""
+    for name, expected in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        choices = typing.get_args(expected)
+        if choices:
+            if value not in choices:
+                allowed = " or ".join(repr(choice) for choice in choices)
+                raise CompressiveError(f"{name} ({value!r}) must be {allowed}")
+        elif expected is float and type(value) is int:
+            object.__setattr__(config, name, float(value))
+        elif type(value) is not expected:
+            raise CompressiveError(f"{name} ({value!r}) must be of type {expected.__name__}")
+
+
+def check_range(config: Any, names: Sequence[str], *, low: float) -> None:
+    """Raise CompressiveError where one of the named fields is smaller than `low`, or not a finite number."""
+    for name in names:
+        value = getattr(config, name)
+        if not low <= value < float("inf"):
+            raise CompressiveError(f"{name} ({value}) must be {low} or more")
+
+
+def from_mapping(kind: type[C], values: Mapping[str, Any], where: str) -> C:
+    """The config of class `kind` that a table of plain values describes.
+
+    `where` names the source in messages. Raises CompressiveError for unknown and for missing fields.
+    """
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
+    for name in values:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(fields)}"
+            raise CompressiveError(f"{where}: unknown field {name!r}; {hint}")
+    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    for name in required:
+        if name not in values:
+            raise CompressiveError(f"{where}: field {name!r} is missing")
+    try:
+        return kind(**values)
+    except CompressiveError as error:
+        raise CompressiveError(f"{where}: {error}") from None
+
+
+def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """The tables `model` and `train` of a TOML file, with `section.field=value` overrides laid over them.
+
+    Raises CompressiveError for a file that cannot be read, an unknown table or a malformed override.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
+    for name, table in tables.items():
+        if name not in ("model", "train") or not isinstance(table, dict):
+            raise CompressiveError(f"{path}: unknown table or field {name!r}; expected tables [model] and [train]")
+    settings: dict[str, dict[str, Any]] = {"model": {}, "train": {}, **tables}
+    for override in overrides:
+        target, equals, text = override.partition("=")
+        section, dot, name = target.partition(".")
+        if not (equals and dot and section in settings):
+            raise CompressiveError(
+                f"--set {override}: expected model.FIELD=VALUE or train.FIELD=VALUE, "
+                "for example model.compression=mean"
+            )
+        settings[section][name] = _parse_value(text)
+    return settings
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    return min(divisors, key=lambda candidate: abs(candidate - wanted))
+
+
+def as_table(config: ModelConfig | TrainConfig) -> dict[str, Any]:
+    """The fields of a config as plain values, ready for JSON; `from_mapping` reads them back."""
+    return dataclasses.asdict(config)

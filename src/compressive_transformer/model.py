@@ -1,0 +1,296 @@
+"""The Compressive Transformer (Rae et al. 2019, Algorithm 1): blocks, and how a stream goes through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .attention import RelativeAttention
+from .compression import attention_reconstruction, build_compression
+from .config import ModelConfig
+from .errors import CompressiveError
+from .memory import (
+    Memory,
+    SlotLayout,
+    append_compressed,
+    empty_memory,
+    evicted_groups,
+    new_groups,
+    next_pending,
+    next_recent,
+    place_segment,
+)
+from .positions import Positions, relative_positions
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What the model gives for a chunk of tokens."""
+
+    logits: Tensor
+    """`[batch, chunk, vocab_size]`; of padding, undefined."""
+    memory: Memory
+    """Memory after the chunk."""
+    compression_loss: Tensor
+    """Scalar, summed over layers and commits; reaches the compression functions only. 0 without gradient."""
+    reconstruction_error: Tensor
+    """`[n_layers]` squared error / squared target of that loss, mean over commits; 0 where there was none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """What all layers share while a chunk of at most one segment is read."""
+
+    layout: SlotLayout
+    before: Tensor
+    """Tokens seen before the chunk `[batch]`."""
+    after: Tensor
+    """Tokens seen after it `[batch]`."""
+    positions: Positions
+
+    @property
+    def complete(self) -> Tensor:
+        """Lanes whose segment the chunk completes `[batch]`."""
+        return self.layout.pending(self.after) < self.layout.pending(self.before) + (self.after - self.before)
+
+
+@dataclass(frozen=True, eq=False)
+class Tiers:
+    """The memory of one layer, and what its commit measured."""
+
+    compressed: Tensor
+    recent: Tensor
+    pending: Tensor
+    loss: Tensor
+    error: Tensor
+
+
+class Block(nn.Module):
+    """Attention, feed-forward network and compression function of one layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.reconstructs = config.compression_loss == "attention"
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention = RelativeAttention(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(config.d_model, config.d_ff), nn.GELU(), nn.Linear(config.d_ff, config.d_model)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.compression = (
+            build_compression(config.compression, config.d_model, config.compression_rate)
+            if config.compressed_length
+            else None
+        )
+
+    def forward(self, hidden: Tensor, tiers: Tiers, chunk: Chunk) -> tuple[Tensor, Tiers]:
+        """The next layer's input `[batch, chunk, d_model]`, and the layer's memory after the chunk."""
+        states = self.attention_norm(hidden) if self.pre_norm else hidden
+        segment = place_segment(chunk.layout, tiers.pending, states, before=chunk.before, after=chunk.after)
+        slots = torch.cat([tiers.compressed, tiers.recent, segment], dim=1)
+        attended = hidden + self.dropout(self.attention(states, slots, chunk.positions))
+        if self.pre_norm:
+            hidden = attended + self.dropout(self.feed_forward(self.feed_forward_norm(attended)))
+        else:
+            attended = self.attention_norm(attended)
+            hidden = self.feed_forward_norm(attended + self.dropout(self.feed_forward(attended)))
+        return hidden, self._commit(tiers, slots.detach(), chunk)
+
+    def _commit(self, tiers: Tiers, slots: Tensor, chunk: Chunk) -> Tiers:
+        """The layer's memory after the chunk; lanes whose segment is incomplete only gain pending states."""
+        layout, compressed = chunk.layout, tiers.compressed
+        states = slots[:, layout.compressed_length :]  # [batch, recent + segment, d_model]
+        segment = states[:, layout.recent_length :]
+        pending = next_pending(layout, segment, chunk.after)
+        if not bool(chunk.complete.any()):
+            return replace(tiers, pending=pending)
+        loss, error = tiers.loss, tiers.error
+        if self.compression is not None:
+            evicted = evicted_groups(layout, states, chunk.after)
+            counts = new_groups(layout, before=chunk.before, after=chunk.after)
+            new = self.compression(evicted)
+            if self.reconstructs and new.requires_grad:
+                loss, error = attention_reconstruction(
+                    self.attention.frozen_queries(segment),
+                    evicted,
+                    new,
+                    counts=counts,
+                    project=self.attention.frozen_keys_values,
+                )
+            compressed = append_compressed(compressed, new.detach().to(compressed.dtype), counts)
+        recent = next_recent(layout, states, chunk.complete)
+        return Tiers(compressed, recent, pending, loss, error)
+
+
+class CompressiveTransformer(nn.Module):
+    """A language model that reads a stream segment by segment and remembers it in two tiers of memory.
+
+    Memory goes in and comes out; nothing that depends on data is kept in the module. However a stream is cut
+    into calls, logits and memory are the same.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+        self._initialise()
+
+    def empty_memory(self, batch: int) -> Memory:
+        """The memory of `batch` lanes that have read nothing, on the model's device and in its dtype."""
+        if batch < 1:
+            raise CompressiveError(f"batch ({batch}) must be 1 or more")
+        weight = self.embedding.weight
+        return empty_memory(self.config, batch, device=weight.device, dtype=weight.dtype)
+
+    def forward(self, tokens: Tensor, memory: Memory | None = None, lengths: Tensor | None = None) -> Output:
+        """Logits for the next token after each of `tokens [batch, chunk]`, and the memory that follows.
+
+        A chunk may have any length. With `lengths [batch]` lane b reads its first `lengths[b]` tokens and the
+        rest is padding, which nothing depends on. Without `memory` the lanes start empty.
+
+        Raises CompressiveError where tokens, memory or lengths do not fit one another or the model.
+        """
+        memory = self.empty_memory(len(tokens)) if memory is None else memory
+        lengths = _checked_lengths(tokens, lengths)
+        self._check(tokens, memory)
+        layout = SlotLayout.of(self.config)
+        room = layout.segment_length - layout.pending(memory.seen)
+        if bool((lengths <= room).all()):
+            return self._read(tokens, memory, lengths)
+        outputs, read = [], torch.zeros_like(lengths)
+        while bool((read < lengths).any()):
+            room = layout.segment_length - layout.pending(memory.seen)
+            taken = torch.minimum(room, lengths - read)
+            places = read[:, None] + torch.arange(int(taken.max()))
+            piece = tokens.gather(1, places.clamp(max=tokens.shape[1] - 1).to(tokens.device))
+            output = self._read(piece, memory, taken)
+            outputs.append((read, taken, output))
+            memory, read = output.memory, read + taken
+        return _joined(outputs, tokens.shape[1])
+
+    def _read(self, tokens: Tensor, memory: Memory, lengths: Tensor) -> Output:
+        """One pass over a chunk in which no lane reads beyond its current segment."""
+        layout = SlotLayout.of(self.config)
+        weight = self.embedding.weight
+        positions = relative_positions(
+            self.config, seen=memory.seen, lengths=lengths, chunk=tokens.shape[1], like=weight
+        )
+        chunk = Chunk(layout, memory.seen, memory.seen + lengths, positions)
+        hidden = self.dropout(self.embedding(tokens))
+        zero = weight.new_zeros(())
+        tiers = []
+        for block, *states in zip(self.blocks, memory.compressed, memory.recent, memory.pending, strict=True):
+            hidden, after = block(hidden, Tiers(*states, zero, zero), chunk)
+            tiers.append(after)
+        return Output(
+            logits=functional.linear(self.final_norm(hidden), weight),
+            memory=Memory(
+                seen=chunk.after,
+                compressed=tuple(tier.compressed for tier in tiers),
+                recent=tuple(tier.recent for tier in tiers),
+                pending=tuple(tier.pending for tier in tiers),
+            ),
+            compression_loss=torch.stack([tier.loss for tier in tiers]).sum(),
+            reconstruction_error=torch.stack([tier.error for tier in tiers]),
+        )
+
+    def _check(self, tokens: Tensor, memory: Memory) -> None:
+        layout = SlotLayout.of(self.config)
+        shapes = [
+            (len(memory.compressed), *memory.compressed[0].shape),
+            (len(memory.recent), *memory.recent[0].shape),
+        ]
+        layers, batch, width = self.config.n_layers, len(tokens), self.config.d_model
+        expected = [
+            (layers, batch, layout.compressed_length, width),
+            (layers, batch, layout.recent_length, width),
+        ]
+        if shapes != expected:
+            raise CompressiveError(
+                f"memory does not fit: compressed and recent memory must be [layer, batch, slot, d_model] = "
+                f"{expected[0]} and {expected[1]}, got {shapes[0]} and {shapes[1]}; "
+                f"start from model.empty_memory({batch})"
+            )
+
+    def _initialise(self) -> None:
+        """Normal weights of deviation 0.02; what adds to the residual stream is scaled down with depth."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            for adding in (block.attention.output, block.feed_forward[-1]):
+                nn.init.normal_(adding.weight, std=0.02 * (2 * self.config.n_layers) ** -0.5)
+
+
+def with_lengths(model: CompressiveTransformer, **lengths: int) -> CompressiveTransformer:
+    """The same network, parameters shared, with other `memory_length`, `compressed_length` or `segment_length`.
+
+    The paper evaluates with longer memories than it trains with (Tables 8 and 9). Raises CompressiveError where
+    parameters are missing: a model trained without compressed memory has no learned compression function.
+    """
+    config = replace(model.config, **lengths)  # type: ignore[arg-type]
+    with torch.device("meta"):
+        changed = CompressiveTransformer(config)
+    wanted = dict.fromkeys(changed.state_dict())
+    parameters = {name: value for name, value in model.state_dict(keep_vars=True).items() if name in wanted}
+    missing = sorted(set(wanted) - set(parameters))
+    if missing:
+        raise CompressiveError(
+            f"compressed_length ({config.compressed_length}) needs parameters that this model was built without: "
+            f"{missing[0]}; keep compressed_length = 0, or train with compressed memory"
+        )
+    changed.load_state_dict(parameters, assign=True)
+    return changed.train(model.training)
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a target: `logits [batch, segment, vocab_size]`, `targets [batch, segment]`.
+
+    Targets of -100 are ignored; without any target the loss is 0.
+    """
+    total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    return total / (targets != -100).sum().clamp(min=1)
+
+
+def _checked_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32) or 0 in tokens.shape:
+        raise CompressiveError(
+            f"tokens must be integers [batch, chunk] with at least one of each, "
+            f"got {tokens.dtype} {list(tokens.shape)}"
+        )
+    batch, chunk = tokens.shape
+    if lengths is None:
+        return torch.full((batch,), chunk)
+    if lengths.shape != (batch,) or lengths.dtype != torch.int64:
+        raise CompressiveError(
+            f"lengths must be int64 [batch = {batch}], got {lengths.dtype} {list(lengths.shape)}"
+        )
+    lengths = lengths.cpu()
+    if not 0 <= int(lengths.min()) <= int(lengths.max()) <= chunk:
+        raise CompressiveError(f"lengths must lie in 0 .. {chunk}, the chunk's length, got {lengths.tolist()}")
+    return lengths
+
+
+def _joined(outputs: list[tuple[Tensor, Tensor, Output]], chunk: int) -> Output:
+    """One output of several pieces, each read from place `read [batch]` on for `taken [batch]` tokens."""
+    last = outputs[-1][2]
+    logits = last.logits.new_zeros(last.memory.batch, chunk, last.logits.shape[-1])
+    for read, taken, output in outputs:
+        real = torch.arange(output.logits.shape[1]) < taken[:, None]
+        lanes, places = real.nonzero(as_tuple=True)
+        to = (lanes.to(logits.device), (read[lanes] + places).to(logits.device))
+        logits = logits.index_put(to, output.logits[real.to(logits.device)])
+    loss = torch.stack([output.compression_loss for *_, output in outputs]).sum()
+    errors = torch.stack([output.reconstruction_error for *_, output in outputs])
+    error = errors.sum(0) / (errors > 0).sum(0).clamp(min=1)
+    return replace(last, logits=logits, compression_loss=loss, reconstruction_error=error)

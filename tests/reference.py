@@ -1,0 +1,174 @@
+"""The Compressive Transformer in plain loops and float64: the judge of the package, which it does not import.
+
+One lane, one token at a time, everything that was ever read is kept. The paper's rules are applied to token
+numbers directly: no fixed places, no masks, no shifts. Parameters come as a dictionary of tensors by name.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def linear(weights, name, x):
+    """x W^T (+ b)."""
+    y = weights[f"{name}.weight"] @ x
+    return y + weights[f"{name}.bias"] if f"{name}.bias" in weights else y
+
+
+def layer_norm(weights, name, x):
+    """Layer norm with epsilon 1e-5."""
+    centred = x - x.mean()
+    return centred / torch.sqrt((centred**2).mean() + 1e-5) * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def gelu(x):
+    """The exact GELU."""
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def sinusoid(distance, width):
+    """R(distance): all sines, then all cosines."""
+    frequencies = [10_000 ** (-2 * k / width) for k in range(width // 2)]
+    values = [math.sin(distance * f) for f in frequencies] + [math.cos(distance * f) for f in frequencies]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+class Lane:
+    """One lane since its document began."""
+
+    def __init__(self, config, weights):
+        self.c, self.w = config, weights
+        layers = range(config.n_layers)
+        self.inputs = [[] for _ in layers]  # what attention read of every token since the start
+        self.groups = [[] for _ in layers]  # every compressed state since the start
+        self.seen = 0
+        self.compression_loss = torch.zeros((), dtype=torch.float64)
+
+    def read(self, tokens):
+        """Logits after each token; states of a segment stay in the graph until it is complete."""
+        rows = []
+        for token in tokens:
+            hidden = self.w["embedding.weight"][token]
+            for layer in range(self.c.n_layers):
+                hidden = self.block(layer, hidden)
+            if self.c.norm == "pre":
+                hidden = layer_norm(self.w, "final_norm", hidden)
+            rows.append(self.w["embedding.weight"] @ hidden)
+            self.seen += 1
+            if self.seen % self.c.segment_length == 0:
+                self.commit()
+        return torch.stack(rows)
+
+    def detach(self):
+        """What a new call sees of an incomplete segment."""
+        self.inputs = [[x.detach() for x in states] for states in self.inputs]
+
+    def block(self, layer, hidden):
+        pre, name = self.c.norm == "pre", f"blocks.{layer}"
+        state = layer_norm(self.w, f"{name}.attention_norm", hidden) if pre else hidden
+        self.inputs[layer].append(state)
+        attended = hidden + self.attention(layer)
+        if not pre:
+            attended = layer_norm(self.w, f"{name}.attention_norm", attended)
+        inner = layer_norm(self.w, f"{name}.feed_forward_norm", attended) if pre else attended
+        inner = linear(self.w, f"{name}.feed_forward.2", gelu(linear(self.w, f"{name}.feed_forward.0", inner)))
+        return attended + inner if pre else layer_norm(self.w, f"{name}.feed_forward_norm", attended + inner)
+
+    def counts(self, committed):
+        """Groups compressed and the first token in recent memory, when `committed` tokens are committed."""
+        c, out = self.c, max(0, committed - self.c.memory_length)
+        if c.compressed_length == 0:
+            return 0, out
+        return out // c.compression_rate, out // c.compression_rate * c.compression_rate
+
+    def readable(self, layer):
+        """(state, distance, is compressed) of everything that the newest token may read, oldest first."""
+        c, now = self.c, self.seen
+        committed = now - now % c.segment_length
+        groups, first = self.counts(committed)
+        zero = torch.zeros(c.d_model, dtype=torch.float64)
+        zeros = c.empty_slots == "zeros"
+        for g in range(groups - c.compressed_length, groups):
+            if g < 0 and not zeros:
+                continue
+            if c.compressed_position == "span":
+                waiting = 0 if groups else max(0, committed - c.memory_length)
+                end = committed - c.memory_length - waiting if not groups else groups * c.compression_rate
+                middle = end - (groups - g) * c.compression_rate + (c.compression_rate - 1) / 2
+                distance = now - middle
+            else:
+                distance = now % c.segment_length + groups - g
+            yield (self.groups[layer][g] if g >= 0 else zero), distance, True
+        if zeros:
+            for token in range(committed - c.memory_length, 0):
+                yield zero, now - token, False
+        for token in range(first, now + 1):
+            yield self.inputs[layer][token], now - token, False
+
+    def attention(self, layer):
+        c, w, name = self.c, self.w, f"blocks.{layer}.attention"
+        width = c.d_model // c.n_heads
+        query = linear(w, f"{name}.query", self.inputs[layer][-1])
+        read = list(self.readable(layer))
+        mixed = []
+        for head in range(c.n_heads):
+            part = slice(head * width, (head + 1) * width)
+            scores, values = [], []
+            for state, distance, compressed in read:
+                both = linear(w, f"{name}.key_value", state)
+                key, value = both[: c.d_model][part], both[c.d_model :][part]
+                own = "compressed_" if compressed and c.compressed_position == "unit" else ""
+                relative = linear(w, f"{name}.{own}position", sinusoid(distance, c.d_model))[part]
+                content = (query[part] + w[f"{name}.content_bias"][head]) @ key
+                position = (query[part] + w[f"{name}.{own}position_bias"][head]) @ relative
+                scores.append((content + position) / math.sqrt(width))
+                values.append(value)
+            weights = torch.softmax(torch.stack(scores), 0)
+            mixed.append(sum(weight * value for weight, value in zip(weights, values, strict=True)))
+        return linear(w, f"{name}.output", torch.cat(mixed))
+
+    def commit(self):
+        c = self.c
+        old_groups, _ = self.counts(self.seen - c.segment_length)
+        groups, _ = self.counts(self.seen)
+        self.detach()
+        for layer in range(c.n_layers):
+            evicted = self.inputs[layer][old_groups * c.compression_rate : groups * c.compression_rate]
+            new = [
+                self.compress(layer, evicted[at : at + c.compression_rate])
+                for at in range(0, len(evicted), c.compression_rate)
+            ]
+            self.groups[layer] += [state.detach() for state in new]
+            if new and c.compression_loss == "attention":
+                self.compression_loss = self.compression_loss + self.reconstruction(layer, evicted, new)
+
+    def compress(self, layer, group):
+        if self.c.compression == "mean":
+            return sum(group) / len(group)
+        if self.c.compression == "max":
+            return torch.stack(group).max(0).values
+        weight = self.w[f"blocks.{layer}.compression.weight"].view(self.c.d_model, len(group), self.c.d_model)
+        return sum(weight[:, at] @ state for at, state in enumerate(group))
+
+    def reconstruction(self, layer, evicted, new):
+        """Algorithm 2: h, old and the projections are constants, only the compressed states are not."""
+        c, name = self.c, f"blocks.{layer}.attention"
+        width = c.d_model // c.n_heads
+        query_weight = self.w[f"{name}.query.weight"].detach()
+        both_weight = self.w[f"{name}.key_value.weight"].detach()
+        segment = self.inputs[layer][-c.segment_length :]
+        total = torch.zeros((), dtype=torch.float64)
+        for state in segment:
+            query = query_weight @ state
+            for head in range(c.n_heads):
+                part = slice(head * width, (head + 1) * width)
+                results = []
+                for slots in (evicted, new):
+                    both = [both_weight @ slot for slot in slots]
+                    scores = torch.stack([query[part] @ b[: c.d_model][part] / math.sqrt(width) for b in both])
+                    weights = torch.softmax(scores, 0)
+                    results.append(sum(a * b[c.d_model :][part] for a, b in zip(weights, both, strict=True)))
+                total = total + ((results[0] - results[1]) ** 2).sum()
+        return total / (len(segment) * c.d_model)
