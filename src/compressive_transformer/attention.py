@@ -1,6 +1,6 @@
 """Relative multi-head attention over [compressed | recent | segment], the exact score of Transformer-XL.
 
-    score(i, j) = ((q_i + u) · k_j + (q_i + v) · W_r R(i - j)) / sqrt(d_head)            (Dai et al. 2019, Sec. 3.3)
+    score(i, j) = ((q_i + u) · k_j + (q_i + v) · W_r R(i - j)) / sqrt(d_head)      (Dai et al. 2019, Sec. 3.3)
 
 One function, `relative_attention`, has two forms of the same score; `docs/attention.md` has the figures.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .config import ModelConfig
@@ -37,7 +38,7 @@ class RelativeAttention(nn.Module):
             self.compressed_position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
 
     def forward(self, states: Tensor, slots: Tensor, positions: Positions) -> Tensor:
-        """Attention of `states [batch, query, d_model]` over `slots [batch, slot, d_model]`: same shape as states.
+        """Attention of `states [batch, query, d_model]` over `slots [batch, slot, d_model]`: as states.
 
         `slots` holds [compressed | recent | segment], the segment's own states included.
         """
@@ -46,7 +47,10 @@ class RelativeAttention(nn.Module):
         keys, values = self.keys_values(slots)
         queries = self._heads(self.query(states))
         content = self._scaled(queries + self.content_bias, keys)
-        grids = [self._relative(queries, grid, compressed=len(positions.grids) - at == 2) for at, grid in enumerate(positions.grids)]
+        grids = [
+            self._relative(queries, grid, compressed=len(positions.grids) - at == 2)
+            for at, grid in enumerate(positions.grids)
+        ]
         mixed = relative_attention(content, keys, values, positions.mask.to(keys.dtype), grids)
         mixed_output: Tensor = self.output(mixed[:, :chunk].flatten(2))
         return mixed_output
@@ -67,7 +71,7 @@ class RelativeAttention(nn.Module):
         return self._heads(keys).transpose(1, 2), self._heads(values).transpose(1, 2)
 
     def _relative(self, queries: Tensor, grid: Grid, *, compressed: bool) -> tuple[Tensor, Tensor, int]:
-        """Grouped queries `[step, batch, a, head, d_head]`, projected rows `[step, 1 or batch, row, ...]`, slots."""
+        """Queries `[step, batch, a, head, d_head]`, rows `[step, 1 or batch, row, head, d_head]`, slots."""
         own = compressed and self.own_compressed_position
         projection = self.compressed_position if own else self.position
         bias = self.compressed_position_bias if own else self.position_bias
@@ -76,14 +80,18 @@ class RelativeAttention(nn.Module):
             rows = rows[:, grid.lanes.to(rows.device)]
         shifted = self._scaled(queries + bias, rows)
         step = rows.shape[0]
-        grouped = shifted.unflatten(1, (-1, step)).permute(2, 0, 1, 3, 4)  # i = step * a + b -> [b, batch, a, ...]
+        grouped = shifted.unflatten(1, (-1, step)).permute(
+            2, 0, 1, 3, 4
+        )  # i = step * a + b -> [b, batch, a, ...]
         return grouped.contiguous(), rows, grid.slots
 
     def _heads(self, states: Tensor) -> Tensor:
-        return states.unflatten(-1, (self.n_heads, self.d_head))
+        heads: Tensor = states.unflatten(-1, (self.n_heads, self.d_head))
+        return heads
 
     def _scaled(self, queries: Tensor, like: Tensor) -> Tensor:
-        return (queries * self.d_head**-0.5).to(like.dtype)
+        scale: float = self.d_head**-0.5
+        return (queries * scale).to(like.dtype)
 
 
 def relative_attention(
@@ -96,12 +104,13 @@ def relative_attention(
     """softmax(content · keys + relative scores + mask) · values: `[batch, query, head, d_head]`.
 
     On a CPU a function with a backward of its own, one head at a time, which is the fastest there, with and
-    without gradient. Elsewhere the relative scores become the additive mask of PyTorch's fused attention, which
-    is slow on a CPU because that mask needs a gradient.
+    without gradient. Elsewhere the relative scores become the additive mask of PyTorch's fused attention,
+    which is slow on a CPU because that mask needs a gradient.
     """
     if content.device.type == "cpu":
         flat = [part for queries, rows, _ in grids for part in (queries, rows)]
-        mixed: Tensor = HeadwiseAttention.apply(content, keys, values, mask, [n for *_, n in grids], *flat)
+        slots = [count for *_, count in grids]
+        mixed: Tensor = HeadwiseAttention.apply(content, keys, values, mask, slots, *flat)  # type: ignore[no-untyped-call]
         return mixed
     return masked_attention(content, keys, values, mask, grids)
 
@@ -121,21 +130,27 @@ def masked_attention(
         view = _shift(scores, slots)  # [head, step, batch, a, slot]
         blocks.append(view.permute(2, 0, 3, 1, 4).flatten(2, 3))
     bias = torch.cat(blocks, dim=-1) + mask[:, None]
-    heads_first = [states.transpose(1, 2) for states in (content, keys, values)]
-    mixed = functional.scaled_dot_product_attention(*heads_first, attn_mask=bias, scale=1.0)
+    content, keys, values = (states.transpose(1, 2) for states in (content, keys, values))
+    mixed = functional.scaled_dot_product_attention(content, keys, values, attn_mask=bias, scale=1.0)
     return mixed.transpose(1, 2)
 
 
 class HeadwiseAttention(torch.autograd.Function):
-    """`relative_attention` one head at a time: scores of one head stay in the cache, the shift copies nothing.
+    """`relative_attention` one head at a time: one head's scores stay in the cache, the shift copies nothing.
 
-    Probabilities are kept for the backward pass; computing them again would save memory and cost about a tenth
-    of the speed of training.
+    Probabilities are kept for the backward pass; computing them again would save memory and cost about a
+    tenth of the speed of training.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, content: Tensor, keys: Tensor, values: Tensor, mask: Tensor, slots: list[int], *grids: Tensor
+        ctx: Any,
+        content: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        slots: list[int],
+        *grids: Tensor,
     ) -> Tensor:
         """See `relative_attention`; `grids` are queries and rows of one grid after another."""
         mixed = torch.empty_like(content)
@@ -154,7 +169,8 @@ class HeadwiseAttention(torch.autograd.Function):
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the same tensors."""
         n_heads = gradient.shape[2]
         content, keys, values, *rest = ctx.saved_tensors
@@ -162,7 +178,9 @@ class HeadwiseAttention(torch.autograd.Function):
         d_content, d_keys, d_values = (torch.empty_like(states) for states in (content, keys, values))
         d_grids = [torch.empty_like(part) for part in grids]
         # What lies outside of the shifted view stays zero from head to head.
-        buffers = [q.new_zeros(*q.shape[:3], rows.shape[2]) for q, rows in zip(grids[::2], grids[1::2], strict=True)]
+        buffers = [
+            q.new_zeros(*q.shape[:3], rows.shape[2]) for q, rows in zip(grids[::2], grids[1::2], strict=True)
+        ]
         for head in range(n_heads):
             weights, d_mixed = kept[head], gradient[:, :, head]
             d_values[:, :, head] = torch.bmm(weights.transpose(1, 2), d_mixed)
@@ -181,7 +199,7 @@ class HeadwiseAttention(torch.autograd.Function):
 def _regions(
     scores: Tensor, slots: list[int], grids: tuple[Tensor, ...] | list[Tensor]
 ) -> list[tuple[Tensor, Tensor, Tensor, int]]:
-    """For each grid: its part of `scores [batch, query, slot]` as a view `[step, batch, a, slot]`, and its tensors."""
+    """For each grid: its `scores [batch, query, slot]`, viewed `[step, batch, a, slot]`, and its tensors."""
     blocks = scores.split(slots, dim=-1)
     pairs = zip(blocks, grids[::2], grids[1::2], slots, strict=True)
     return [
@@ -195,7 +213,8 @@ def _row_scores(queries: Tensor, rows: Tensor) -> Tensor:
     if rows.shape[1] > 1:
         return torch.matmul(queries, rows.transpose(2, 3))
     scores = torch.bmm(queries.flatten(1, 2), rows[:, 0].transpose(1, 2))
-    return scores.unflatten(1, queries.shape[1:3])
+    outer: Tensor = scores.unflatten(1, queries.shape[1:3])
+    return outer
 
 
 def _row_gradients(gradient: Tensor, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,10 +228,10 @@ def _row_gradients(gradient: Tensor, queries: Tensor, rows: Tensor) -> tuple[Ten
 
 
 def _shift(scores: Tensor, slots: int) -> Tensor:
-    """The relative shift without a copy: entry (a, s) of the view is entry (a, queries - 1 - a + s) of `scores`.
+    """The relative shift without a copy: entry (a, s) of the view is (a, queries - 1 - a + s) of `scores`.
 
-    `scores [..., a, row]` is contiguous. Rows of the view are one entry less than a row of `scores` apart; they
-    never overlap, since there are more rows of distances than slots or only one query.
+    `scores [..., a, row]` is contiguous. Rows of the view are one entry less than a row of `scores` apart;
+    they never overlap, since there are more rows of distances than slots or only one query.
     """
     *outer, queries, width = scores.shape
     strides = (*scores.stride()[:-2], width - 1, 1)

@@ -68,7 +68,8 @@ def build_compression(name: str, d_model: int, compression_rate: int) -> Compres
     """The compression function registered as `name`. Raises CompressiveError where there is none."""
     if name not in COMPRESSIONS:
         raise CompressiveError(
-            f"compression ({name!r}) is not a registered compression function; known: {', '.join(COMPRESSIONS)}. "
+            f"compression ({name!r}) is not a registered compression function; "
+            f"known: {', '.join(COMPRESSIONS)}. "
             f'Register your own with COMPRESSIONS["{name}"] = YourClass before the model is built'
         )
     return COMPRESSIONS[name](d_model, compression_rate)
@@ -84,9 +85,9 @@ def attention_reconstruction(
 ) -> tuple[Tensor, Tensor]:
     """The attention-reconstruction loss of one layer (Algorithm 2), and its relative error.
 
-    Content-based attention of the segment over what was evicted is compared with attention over what replaces
-    it, a head at a time before the output projection: mean of squares over a lane, mean over the lanes. A lane
-    that evicted nothing counts as zero, so that the mean over lanes is the same however lanes are split.
+    Content-based attention of the segment over what was evicted is compared with attention over what
+    replaces it, a head at a time before the output projection: mean of squares over a lane, mean over the
+    lanes. A lane that evicted nothing counts as zero, so that the mean is the same however lanes are split.
 
     `queries [batch, head, segment, d_head]` (scaled), `evicted [batch, group, compression_rate, d_model]` and
     what `project` does with states (keys and values `[batch, head, state, d_head]`) must be free of gradient
@@ -99,7 +100,9 @@ def attention_reconstruction(
     # Attention needs at least one state: a lane without any looks at its padding, and is weighted with zero.
     readable = real | (counts == 0)[:, None]
     with torch.no_grad():
-        target = _content_attention(queries, project(evicted.flatten(1, 2)), readable.repeat_interleave(rate, 1))
+        target = _content_attention(
+            queries, project(evicted.flatten(1, 2)), readable.repeat_interleave(rate, 1)
+        )
     reconstruction = _content_attention(queries, project(compressed), readable)
     weight = (counts > 0).to(evicted.device, target.dtype)
     squares = weight * (reconstruction - target).square().flatten(1).mean(1)  # [batch]

@@ -142,7 +142,14 @@ class TrainConfig:
         counts = ("steps", "batch", "accumulation", "update_period", "late_update_period")
         check_range(self, (*counts, "log_every", "sample_tokens", "checkpoint_every"), low=1)
         rates = ("learning_rate_edge", "weight_decay", "compression_learning_rate")
-        intervals = ("warmup", "late_update_step", "validate_every", "validation_tokens", "sample_every", "seed")
+        intervals = (
+            "warmup",
+            "late_update_step",
+            "validate_every",
+            "validation_tokens",
+            "sample_every",
+            "seed",
+        )
         check_range(self, (*rates, *intervals, "compression_weight_decay"), low=0)
         for name in ("learning_rate", "clip", "compression_clip"):
             if not getattr(self, name) > 0:
@@ -208,7 +215,9 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[s
         raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
     for name, table in tables.items():
         if name not in ("model", "train") or not isinstance(table, dict):
-            raise CompressiveError(f"{path}: unknown table or field {name!r}; expected tables [model] and [train]")
+            raise CompressiveError(
+                f"{path}: unknown table or field {name!r}; expected tables [model] and [train]"
+            )
     settings: dict[str, dict[str, Any]] = {"model": {}, "train": {}, **tables}
     for override in overrides:
         target, equals, text = override.partition("=")

@@ -1,7 +1,7 @@
 """What one segment leaves for the next: tensors only, no parameters.
 
-Slots sit at fixed places, newest last, so that key positions are constants and shapes are static. One number a
-lane, `seen`, says which slots are filled and which tokens each of them stands for.
+Slots sit at fixed places, newest last, so that key positions are constants and shapes are static. One number
+a lane, `seen`, says which slots are filled and which tokens each of them stands for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .errors import CompressiveError
 class SlotLayout:
     """Where hidden states stand in memory, as a function of `seen` alone.
 
-    With E = committed tokens beyond `memory_length`, floor(E / c) groups of c states have been compressed. The
-    E mod c states that do not fill a group yet wait at the old end of recent memory: no state is ever lost.
+    With E = committed tokens beyond `memory_length`, floor(E / c) groups of c states have been compressed.
+    The E mod c states that do not fill a group yet wait at the old end of recent memory: none is ever lost.
     """
 
     segment_length: int
@@ -61,6 +61,13 @@ class SlotLayout:
         """Tokens of the incomplete segment `[batch]`."""
         return seen % self.segment_length
 
+    def segment_width(self, *, before: Tensor, after: Tensor) -> int:
+        """Places of the segment that attention reads between two counts of tokens `[batch]`.
+
+        As many as the lane that comes furthest fills, and one at least, since attention over nothing is NaN.
+        """
+        return max(1, int((self.pending(before) + after - before).max()))
+
     def compressed_groups(self, seen: Tensor) -> Tensor:
         """Groups that were compressed since the document began `[batch]`."""
         if not self.compressed_length:
@@ -82,7 +89,7 @@ class SlotLayout:
     def slot_spans(self, seen: int) -> tuple[list[range], list[range]]:
         """The tokens, counted from the document's start, that each slot stands for.
 
-        One range a slot of compressed and of recent memory, oldest first; an empty range for an unfilled slot.
+        One range a slot of compressed and of recent memory, oldest first; an empty range for an unfilled one.
         """
         age = torch.tensor(seen)
         groups = int(self.compressed_groups(age))
@@ -123,7 +130,7 @@ class Memory:
         return self.seen.shape[0]
 
     def reset(self, starts: Tensor) -> Memory:
-        """The memory in which the lanes marked in `starts [batch]` (bool) are empty: a new document begins."""
+        """The memory in which the lanes marked in `starts [batch]` (bool) are empty: a document begins."""
         if starts.shape != self.seen.shape or starts.dtype != torch.bool:
             raise CompressiveError(
                 f"starts must be bool [batch = {self.batch}], got {starts.dtype} {list(starts.shape)}"
@@ -136,7 +143,9 @@ class Memory:
     def select(self, indices: Tensor) -> Memory:
         """The memory of the lanes `indices [new batch]` (int64), in that order; a lane may be repeated."""
         if indices.ndim != 1 or indices.dtype != torch.int64:
-            raise CompressiveError(f"indices must be int64 [lanes], got {indices.dtype} {list(indices.shape)}")
+            raise CompressiveError(
+                f"indices must be int64 [lanes], got {indices.dtype} {list(indices.shape)}"
+            )
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.batch:
             raise CompressiveError(f"indices must lie in 0 .. {self.batch - 1}, got {indices.tolist()}")
         picked = self._map(lambda states: states[indices.to(states.device)])
@@ -153,17 +162,23 @@ class Memory:
     def state_dict(self) -> dict[str, Tensor]:
         """Named tensors from which `from_state_dict` makes this memory again."""
         tiers = {"compressed": self.compressed, "recent": self.recent, "pending": self.pending}
-        named = {f"{tier}.{layer}": states for tier, all_ in tiers.items() for layer, states in enumerate(all_)}
+        named = {
+            f"{tier}.{layer}": states for tier, all_ in tiers.items() for layer, states in enumerate(all_)
+        }
         return {"seen": self.seen, **named}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Memory:
         """The memory that `state_dict` described. Raises CompressiveError where tensors are missing."""
-        layers = sum(name.startswith("recent.") for name in state)
-        tiers = [[f"{tier}.{layer}" for layer in range(layers)] for tier in ("compressed", "recent", "pending")]
+        layers = max(1, sum(name.startswith("recent.") for name in state))
+        tiers = [
+            [f"{tier}.{layer}" for layer in range(layers)] for tier in ("compressed", "recent", "pending")
+        ]
         expected = {"seen", *(name for names in tiers for name in names)}
         if set(state) != expected:
-            raise CompressiveError(f"not the state of a memory: expected tensors {sorted(expected)}, got {sorted(state)}")
+            raise CompressiveError(
+                f"not the state of a memory: expected tensors {sorted(expected)}, got {sorted(state)}"
+            )
         return cls(state["seen"], *(tuple(state[name] for name in names) for names in tiers))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Memory:
@@ -191,7 +206,9 @@ def empty_memory(config: ModelConfig, batch: int, *, device: torch.device, dtype
     )
 
 
-def place_segment(layout: SlotLayout, pending: Tensor, states: Tensor, *, before: Tensor, after: Tensor) -> Tensor:
+def place_segment(
+    layout: SlotLayout, pending: Tensor, states: Tensor, *, before: Tensor, after: Tensor
+) -> Tensor:
     """The segment so far `[batch, width, d_model]`: pending states, each lane's new `states` right behind.
 
     `before` and `after [batch]` are the tokens seen before and after `states [batch, chunk, d_model]`, which
@@ -199,10 +216,14 @@ def place_segment(layout: SlotLayout, pending: Tensor, states: Tensor, *, before
     a lane's own states is padding.
     """
     begin = layout.pending(before)
-    width = int((begin + after - before).max())
+    width = layout.segment_width(before=before, after=after)
     first = int(begin[0])
     if bool((begin == first).all()):
-        return states[:, :width] if first == 0 else torch.cat([pending[:, :first], states[:, : width - first]], 1)
+        return (
+            states[:, :width]
+            if first == 0
+            else torch.cat([pending[:, :first], states[:, : width - first]], 1)
+        )
     held = pending.shape[1]
     places = torch.arange(width).expand(len(begin), -1)
     new = (held + places - begin[:, None]).clamp(max=held + states.shape[1] - 1)
@@ -218,23 +239,25 @@ def next_pending(layout: SlotLayout, segment: Tensor, seen: Tensor) -> Tensor:
 
 
 def evicted_groups(layout: SlotLayout, states: Tensor, seen: Tensor) -> Tensor:
-    """The groups that leave recent memory at a commit, newest last: `[batch, group, compression_rate, d_model]`.
+    """Groups that leave recent memory at a commit, newest last: `[batch, group, compression_rate, d_model]`.
 
-    `states [batch, recent + segment, d_model]` are recent memory and the complete segment, `seen [batch]` counts
-    the segment too. Of a lane, only the newest groups that `new_groups` counts are real; the others are padding.
+    `states [batch, recent + segment, d_model]` are recent memory and the complete segment, `seen [batch]`
+    counts the segment too. Of a lane, only the newest groups that `new_groups` counts are real; the others
+    are padding.
     """
     stops = states.shape[1] - layout.memory_length - layout.waiting(seen)
-    length = layout.groups_per_commit * layout.compression_rate
-    return _window(states, stops, length).unflatten(1, (layout.groups_per_commit, layout.compression_rate))
+    count, rate = layout.groups_per_commit, layout.compression_rate
+    groups: Tensor = _window(states, stops, count * rate).unflatten(1, (count, rate))
+    return groups
 
 
 def new_groups(layout: SlotLayout, *, before: Tensor, after: Tensor) -> Tensor:
-    """Groups of a lane that fill while `seen` goes from `before [batch]` to `after [batch]`, at most one commit."""
+    """Groups that fill while `seen` goes from `before [batch]` to `after [batch]`, at most one commit."""
     return layout.compressed_groups(after) - layout.compressed_groups(before)
 
 
 def append_compressed(compressed: Tensor, new: Tensor, counts: Tensor) -> Tensor:
-    """Compressed memory `[batch, compressed_length, d_model]` after the newest `counts [batch]` states of `new`."""
+    """Compressed memory `[batch, slot, d_model]` with the newest `counts [batch]` states of `new` added."""
     length, added = compressed.shape[1], new.shape[1]
     joined = torch.cat([compressed, new], dim=1)
     if bool((counts == added).all()):
@@ -246,13 +269,13 @@ def append_compressed(compressed: Tensor, new: Tensor, counts: Tensor) -> Tensor
 
 
 def next_recent(layout: SlotLayout, states: Tensor, complete: Tensor) -> Tensor:
-    """Recent memory after a commit of the lanes marked in `complete [batch]`; `states` as in `evicted_groups`."""
+    """Recent memory after a commit of the lanes in `complete [batch]`; `states` as in `evicted_groups`."""
     stops = layout.recent_length + layout.segment_length * complete.long()
     return _window(states, stops, layout.recent_length).clone()
 
 
 def _window(states: Tensor, stops: Tensor, length: int) -> Tensor:
-    """The `length` states before place `stops [batch]` of each lane; places before the first repeat the first."""
+    """The `length` states before place `stops [batch]` of each lane; before the first one, that one again."""
     first = int(stops[0]) - length
     if first >= 0 and bool((stops == stops[0]).all()):
         return states.narrow(1, first, length)

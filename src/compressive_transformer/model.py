@@ -158,8 +158,8 @@ class CompressiveTransformer(nn.Module):
 
         Raises CompressiveError where tokens, memory or lengths do not fit one another or the model.
         """
-        memory = self.empty_memory(len(tokens)) if memory is None else memory
         lengths = _checked_lengths(tokens, lengths)
+        memory = self.empty_memory(len(tokens)) if memory is None else memory
         self._check(tokens, memory)
         layout = SlotLayout.of(self.config)
         room = layout.segment_length - layout.pending(memory.seen)
@@ -187,8 +187,9 @@ class CompressiveTransformer(nn.Module):
         hidden = self.dropout(self.embedding(tokens))
         zero = weight.new_zeros(())
         tiers = []
-        for block, *states in zip(self.blocks, memory.compressed, memory.recent, memory.pending, strict=True):
-            hidden, after = block(hidden, Tiers(*states, zero, zero), chunk)
+        layers = zip(memory.compressed, memory.recent, memory.pending, strict=True)
+        for block, (compressed, recent, pending) in zip(self.blocks, layers, strict=True):
+            hidden, after = block(hidden, Tiers(compressed, recent, pending, zero, zero), chunk)
             tiers.append(after)
         return Output(
             logits=functional.linear(self.final_norm(hidden), weight),
@@ -203,21 +204,15 @@ class CompressiveTransformer(nn.Module):
         )
 
     def _check(self, tokens: Tensor, memory: Memory) -> None:
-        layout = SlotLayout.of(self.config)
-        shapes = [
-            (len(memory.compressed), *memory.compressed[0].shape),
-            (len(memory.recent), *memory.recent[0].shape),
-        ]
-        layers, batch, width = self.config.n_layers, len(tokens), self.config.d_model
-        expected = [
-            (layers, batch, layout.compressed_length, width),
-            (layers, batch, layout.recent_length, width),
-        ]
-        if shapes != expected:
+        layout, batch = SlotLayout.of(self.config), len(tokens)
+        slots = (layout.compressed_length, layout.recent_length, int(layout.pending(memory.seen).max()))
+        expected = [(self.config.n_layers, batch, length, self.config.d_model) for length in slots]
+        tiers = (memory.compressed, memory.recent, memory.pending)
+        shapes = [(len(tier), *tier[0].shape) for tier in tiers]
+        if shapes[:2] != expected[:2] or shapes[2][2] < slots[2]:
             raise CompressiveError(
-                f"memory does not fit: compressed and recent memory must be [layer, batch, slot, d_model] = "
-                f"{expected[0]} and {expected[1]}, got {shapes[0]} and {shapes[1]}; "
-                f"start from model.empty_memory({batch})"
+                f"memory does not fit: compressed, recent and pending states must be {expected}, "
+                f"[layer, batch, slot, d_model] each, got {shapes}; start from model.empty_memory({batch})"
             )
 
     def _initialise(self) -> None:
@@ -227,17 +222,20 @@ class CompressiveTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        for block in self.blocks:
-            for adding in (block.attention.output, block.feed_forward[-1]):
-                nn.init.normal_(adding.weight, std=0.02 * (2 * self.config.n_layers) ** -0.5)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention.output.weight", "feed_forward.2.weight")):
+                nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layers) ** -0.5)
 
 
 def with_lengths(model: CompressiveTransformer, **lengths: int) -> CompressiveTransformer:
-    """The same network, parameters shared, with other `memory_length`, `compressed_length` or `segment_length`.
+    """The same network, parameters shared, with other `segment_length`, `memory_length`, `compressed_length`.
 
-    The paper evaluates with longer memories than it trains with (Tables 8 and 9). Raises CompressiveError where
-    parameters are missing: a model trained without compressed memory has no learned compression function.
+    The paper evaluates with longer memories than it trains with (Tables 8 and 9). Raises CompressiveError
+    where parameters are missing: a model trained without compressed memory has no compression function.
     """
+    allowed = ("segment_length", "memory_length", "compressed_length")
+    if wrong := sorted(set(lengths) - set(allowed)):
+        raise CompressiveError(f"{wrong[0]!r} is not a length; with_lengths changes {', '.join(allowed)}")
     config = replace(model.config, **lengths)  # type: ignore[arg-type]
     with torch.device("meta"):
         changed = CompressiveTransformer(config)
@@ -246,8 +244,8 @@ def with_lengths(model: CompressiveTransformer, **lengths: int) -> CompressiveTr
     missing = sorted(set(wanted) - set(parameters))
     if missing:
         raise CompressiveError(
-            f"compressed_length ({config.compressed_length}) needs parameters that this model was built without: "
-            f"{missing[0]}; keep compressed_length = 0, or train with compressed memory"
+            f"compressed_length ({config.compressed_length}) needs parameters that this model was built "
+            f"without: {missing[0]}; keep compressed_length = 0, or train with compressed memory"
         )
     changed.load_state_dict(parameters, assign=True)
     return changed.train(model.training)
@@ -258,7 +256,9 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Targets of -100 are ignored; without any target the loss is 0.
     """
-    total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    total = functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
+    )
     return total / (targets != -100).sum().clamp(min=1)
 
 
@@ -277,19 +277,23 @@ def _checked_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
         )
     lengths = lengths.cpu()
     if not 0 <= int(lengths.min()) <= int(lengths.max()) <= chunk:
-        raise CompressiveError(f"lengths must lie in 0 .. {chunk}, the chunk's length, got {lengths.tolist()}")
+        raise CompressiveError(
+            f"lengths must lie in 0 .. {chunk}, the chunk's length, got {lengths.tolist()}"
+        )
     return lengths
 
 
 def _joined(outputs: list[tuple[Tensor, Tensor, Output]], chunk: int) -> Output:
     """One output of several pieces, each read from place `read [batch]` on for `taken [batch]` tokens."""
     last = outputs[-1][2]
-    logits = last.logits.new_zeros(last.memory.batch, chunk, last.logits.shape[-1])
+    device, rows, to = last.logits.device, [], []
     for read, taken, output in outputs:
         real = torch.arange(output.logits.shape[1]) < taken[:, None]
         lanes, places = real.nonzero(as_tuple=True)
-        to = (lanes.to(logits.device), (read[lanes] + places).to(logits.device))
-        logits = logits.index_put(to, output.logits[real.to(logits.device)])
+        rows.append(output.logits[lanes.to(device), places.to(device)])
+        to.append(lanes * chunk + read[lanes] + places)
+    empty = last.logits.new_zeros(last.memory.batch * chunk, last.logits.shape[-1])
+    logits = empty.index_copy(0, torch.cat(to).to(device), torch.cat(rows)).unflatten(0, (-1, chunk))
     loss = torch.stack([output.compression_loss for *_, output in outputs]).sum()
     errors = torch.stack([output.reconstruction_error for *_, output in outputs])
     error = errors.sum(0) / (errors > 0).sum(0).clamp(min=1)

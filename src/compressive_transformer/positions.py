@@ -49,12 +49,13 @@ def relative_positions(
 ) -> Positions:
     """Places of a chunk of at most one segment, read by lanes that have seen `seen [batch]` tokens.
 
-    Lane b reads `lengths[b]` of `chunk` tokens, which complete at most its current segment. Slots are those of
-    [compressed | recent | segment], the segment as far as any lane has come. `like` gives dtype and device.
+    Lane b reads `lengths[b]` of `chunk` tokens, which complete at most its current segment. Slots are those
+    of [compressed | recent | segment], the segment as wide as `SlotLayout.segment_width` says. `like` gives
+    dtype and device.
     """
     layout = SlotLayout.of(config)
     pending = layout.pending(seen)
-    width = int((pending + lengths).max())
+    width = layout.segment_width(before=seen, after=seen + lengths)
     span = config.compressed_position == "span"
     # Fewer queries than the step: each has a grid of its own and none needs padding.
     step = min(config.compression_rate, chunk) if span and config.compressed_length else 1
@@ -68,8 +69,8 @@ def relative_positions(
 
 
 def _recent_grid(config: ModelConfig, pending: Tensor, queries: int, slots: int, like: Tensor) -> Grid:
-    # Distance of query i to slot s: recent_length + pending + i - s. Rows go down to distance -1 or below; what
-    # the shifted view shows beyond distance 0 lies in the future and is masked.
+    # Distance of query i to slot s: recent_length + pending + i - s. Rows go down to distance -1 or below;
+    # what the shifted view shows beyond distance 0 lies in the future and is masked.
     reach = SlotLayout.of(config).recent_length
     offsets, lanes = _distinct(pending)
     rows = reach + int(offsets.max()) + queries + 1
@@ -82,8 +83,8 @@ def _recent_grid(config: ModelConfig, pending: Tensor, queries: int, slots: int,
 def _compressed_grid(config: ModelConfig, offsets: Tensor, queries: int, step: int, like: Tensor) -> Grid:
     slots = config.compressed_length
     span = config.compressed_position == "span"
-    # Span: with nothing waiting, the newest group ends n_m tokens before the segment; its mean lies (c + 1) / 2
-    # further back than that border. Unit: the newest slot stands right before the segment.
+    # Span: with nothing waiting, the newest group ends n_m tokens before the segment; its mean lies
+    # (c + 1) / 2 further back than that border. Unit: the newest slot stands right before the segment.
     rate = config.compression_rate if span else 1
     nearest = config.memory_length + (rate + 1) / 2 if span else 1.0
     per_step = queries // step
@@ -91,6 +92,7 @@ def _compressed_grid(config: ModelConfig, offsets: Tensor, queries: int, step: i
     further = rate * (per_step + slots - 2 - torch.arange(per_step + slots - 1))
     index = torch.arange(step)[:, None, None] + distinct[:, None] + further  # [step, offsets, distances]
     furthest = 2 * (config.segment_length + rate) + rate * slots
+    index = index.clamp(max=furthest - 1)  # only padding beyond a segment stands further away
     table = _sinusoids(config.d_model, nearest, furthest, like.dtype, like.device)
     return Grid(slots, table[index.to(like.device)], lanes)
 

@@ -1,0 +1,33 @@
+# Each target first makes what it needs, the virtual environment .venv included; what is up to date is left alone.
+
+PYTHON ?= python3
+# What pip installs as PyTorch if .venv holds none yet. Other builds: TORCH="torch --index-url <an index of PyTorch's>".
+TORCH ?= torch==2.13.0
+
+.PHONY: help demo test lint types clean
+.NOTPARALLEL:
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: .venv/.core ## train a small model on the sample books and show what its memory does
+	@.venv/bin/compressive demo --out demo/
+
+# Two test processes share the cores; with more than one thread each they would wait for one another.
+test: .venv/.dev ## run the tests; warnings are errors
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 2
+
+lint: .venv/.dev ## check format and style
+	@.venv/bin/python -m ruff format --check .
+	@.venv/bin/python -m ruff check .
+
+types: .venv/.dev ## check the types of the package, strictly
+	@.venv/bin/python -m mypy
+
+clean: ## remove the environment, the demo's output and all caches
+	@rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+# One stamp for each set of dependencies, newer than pyproject.toml once that set is installed.
+.venv/.core .venv/.dev: .venv/.%: pyproject.toml
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/setup $*

@@ -1,0 +1,45 @@
+"""The Compressive Transformer (Rae et al. 2019): language models whose memory compresses instead of forgetting."""
+
+from .checkpoint import load, save
+from .compression import COMPRESSIONS, Compression
+from .config import ModelConfig, TrainConfig
+from .corpus import Corpus, Document, Split, open_corpus, prepare
+from .errors import CompressiveError
+from .evaluate import Evaluation, Score, beginnings, evaluate
+from .lanes import Segment, lanes
+from .memory import Memory, SlotLayout
+from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
+from .stream import Stream
+from .tokenizer import Tokenizer, load_tokenizer
+from .train import train
+
+__all__ = [
+    "COMPRESSIONS",
+    "Compression",
+    "CompressiveError",
+    "CompressiveTransformer",
+    "Corpus",
+    "Document",
+    "Evaluation",
+    "Memory",
+    "ModelConfig",
+    "Output",
+    "Score",
+    "Segment",
+    "SlotLayout",
+    "Split",
+    "Stream",
+    "Tokenizer",
+    "TrainConfig",
+    "beginnings",
+    "evaluate",
+    "lanes",
+    "load",
+    "load_tokenizer",
+    "next_token_loss",
+    "open_corpus",
+    "prepare",
+    "save",
+    "train",
+    "with_lengths",
+]

@@ -1,0 +1,194 @@
+"""A run on disk: config.json, model.safetensors, tokenizer.json, and resume/ to go on from.
+
+Weights are safetensors and the rest is JSON; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .config import ModelConfig, as_table, from_mapping
+from .errors import CompressiveError
+from .files import whole_file
+from .model import CompressiveTransformer
+from .processes import Processes
+from .tokenizer import Tokenizer, load_tokenizer
+
+FORMAT = 1
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+
+
+def save(run: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer) -> None:
+    """Write what `load` reads into the folder `run`, each file whole or not at all."""
+    run = Path(run)
+    run.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(run / "tokenizer.json")
+    write_json(run / "config.json", {"format": FORMAT, "model": as_table(model.config)})
+    save_tensors(run / "model.safetensors", model.state_dict())
+
+
+def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
+    """The model, in evaluation mode on the CPU, and the tokenizer that a run holds.
+
+    Raises CompressiveError where files are missing, damaged, pickled or do not fit the config.
+    """
+    run = Path(run)
+    if run.suffix in PICKLED:
+        raise CompressiveError(
+            f"{run}: pickled weights are never loaded, since they can run code; expected the folder of a run "
+            "with config.json, model.safetensors and tokenizer.json"
+        )
+    if not run.is_dir():
+        raise CompressiveError(f"{run}: no such folder; expected a run that `compressive train` wrote")
+    table = read_json(run / "config.json")
+    check_format(run / "config.json", table)
+    if not isinstance(table.get("model"), dict):
+        raise CompressiveError(f"{run / 'config.json'}: expected a table 'model' with the model's sizes")
+    config = from_mapping(ModelConfig, table["model"], str(run / "config.json"))
+    tokenizer = load_tokenizer(run / "tokenizer.json")
+    if tokenizer.vocab_size != config.vocab_size:
+        raise CompressiveError(
+            f"{run}: tokenizer.json has {tokenizer.vocab_size} ids, the model {config.vocab_size}; "
+            "these files do not belong together"
+        )
+    with torch.device("meta"):
+        model = CompressiveTransformer(config)
+    model.load_state_dict(load_tensors(run / "model.safetensors", like=model.state_dict()), assign=True)
+    return model.requires_grad_(True).eval(), tokenizer
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write named tensors as safetensors, whole or not at all."""
+    with whole_file(path) as temporary:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+
+
+def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    With `like`, names, shapes and dtypes are compared with the file's header before anything is read. Raises
+    CompressiveError for a missing or damaged file and for the first tensor that does not fit.
+    """
+    if not path.is_file():
+        raise CompressiveError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            if like is not None:
+                _compare(path, file, like)
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file. Raises CompressiveError where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CompressiveError(f"{path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CompressiveError(f"{path}: not a readable JSON file, it may be damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise CompressiveError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def check_format(path: Path, table: Mapping[str, Any]) -> None:
+    """Raise CompressiveError unless the file says that it has the format that this version reads."""
+    if table.get("format") != FORMAT:
+        raise CompressiveError(
+            f"{path}: format {table.get('format')!r} is unknown to this version, which reads format {FORMAT}"
+        )
+
+
+class ResumePoint:
+    """One checkpoint to resume from, `resume/step-N/`: shared state once, and the own state of each process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def latest(cls, run: Path) -> ResumePoint:
+        """The newest one of a run. Raises CompressiveError where training never got as far as one."""
+        found = sorted((run / "resume").glob("step-*"), key=lambda folder: folder.name)
+        if not found:
+            raise CompressiveError(
+                f"{run}: nothing to resume, no checkpoint was written there; train without --resume to begin"
+            )
+        return cls(found[-1])
+
+    @staticmethod
+    def write(
+        run: Path,
+        step: int,
+        processes: Processes,
+        *,
+        shared: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+    ) -> None:
+        """Write the point of `step` as a whole, then remove the ones before it. All processes call this.
+
+        `shared` tensors and `state` are those of the leading process, `own` tensors those of each.
+        """
+        folder = run / "resume" / f"step-{step:09d}"
+        partial = folder.with_name(f".{folder.name}.partial")
+        if processes.leads:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        processes.wait()
+        save_tensors(partial / f"process-{processes.rank}.safetensors", own)
+        processes.wait()
+        if processes.leads:
+            save_tensors(partial / "training.safetensors", shared)
+            write_json(partial / "state.json", {"format": FORMAT, **state})
+            earlier = [old for old in folder.parent.glob("step-*") if old != folder]
+            shutil.rmtree(folder, ignore_errors=True)  # left from a run that was resumed further back
+            partial.rename(folder)
+            for old in earlier:
+                shutil.rmtree(old)
+        processes.wait()
+
+    def state(self) -> dict[str, Any]:
+        """What `write` was given as `state`."""
+        state = read_json(self.folder / "state.json")
+        check_format(self.folder / "state.json", state)
+        return state
+
+    def shared(self) -> dict[str, Tensor]:
+        """Parameters, optimiser state and gradients."""
+        return load_tensors(self.folder / "training.safetensors")
+
+    def process(self, rank: int) -> dict[str, Tensor]:
+        """Memory and random state of one process."""
+        return load_tensors(self.folder / f"process-{rank}.safetensors")
+
+
+def _compare(path: Path, file: Any, like: Mapping[str, Tensor]) -> None:
+    names = set(file.keys())
+    if missing := sorted(set(like) - names):
+        raise CompressiveError(f"{path}: tensor {missing[0]!r} is missing; the file belongs to another model")
+    if extra := sorted(names - set(like)):
+        raise CompressiveError(f"{path}: unknown tensor {extra[0]!r}; the file belongs to another model")
+    for name, expected in like.items():
+        shape = list(file.get_slice(name).get_shape())
+        if shape != list(expected.shape):
+            raise CompressiveError(
+                f"{path}: tensor {name!r} has shape {shape}, the config says {list(expected.shape)}; "
+                "the file belongs to another model"
+            )

@@ -1,0 +1,196 @@
+"""Text to a corpus: encode document by document, count, and write all or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import numpy as np
+
+from ..errors import CompressiveError
+from ..tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from .reading import DTYPES, FORMAT, SPLITS, VERSION, Corpus, Document, open_corpus
+from .sources import NEWLINES, WHOLE, Source, Text, open_source
+
+Progress = Callable[[str], None]
+SECONDS_BETWEEN_REPORTS = 5.0
+
+
+def prepare(
+    source: str | Path,
+    out: str | Path,
+    *,
+    tokenizer: str | Path = "bytes",
+    vocab_size: int = 32_000,
+    holdout: int = 10,
+    field: str = "text",
+    progress: Progress | None = None,
+) -> Corpus:
+    """The corpus of a source, written to the folder `out`: completely, or on any error not at all.
+
+    `source` is one of
+    - a folder of `*.txt` files in UTF-8, one document each, or of sub-folders train, validation and test with
+      such files (PG-19 has them; titles are taken from a `metadata.csv` beside them);
+    - a `.jsonl` file with the text in `field`, or a folder of train.jsonl, validation.jsonl and test.jsonl;
+    - a `.txt` file, which is one document;
+    - `hf:NAME`, a dataset for the library `datasets`, with its splits.
+    Text is read in universal-newline mode: CRLF becomes LF.
+
+    `tokenizer` is "bytes", "bpe" (a byte-level BPE of `vocab_size` ids, learnt here from the training
+    documents) or the path of a Hugging Face tokenizer. Where the source has no splits, of every `holdout`
+    documents in order one goes to validation and one to test; with 0 all are for training. `progress` is
+    told how far it is.
+
+    One document at a time is in memory. Raises CompressiveError, with the file named, for text that it cannot
+    use.
+    """
+    out = Path(out).absolute()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise CompressiveError(f"{out} exists and is not an empty folder: remove it or choose another")
+    report = progress or (lambda message: None)
+    opened = open_source(source, holdout=holdout, field=field)
+    kind, made = _make_tokenizer(tokenizer, opened, vocab_size, report)
+    with _all_or_nothing(out) as folder:
+        made.save(folder / "tokenizer.json")
+        dtype = "uint16" if made.vocab_size <= 2**16 else "uint32"
+        splits, lossless = _write_tokens(folder, opened, made, DTYPES[dtype], report)
+        assert lossless or kind == "huggingface", f"the tokenizer {kind} must be lossless"
+        index = {
+            "format": FORMAT,
+            "version": VERSION,
+            "source": opened.name,
+            "split_rule": opened.rule,
+            "newlines": NEWLINES,
+            "tokenizer": kind,
+            "vocab_size": made.vocab_size,
+            "lossless": lossless,
+            "dtype": dtype,
+            "splits": splits,
+        }
+        with _durable(folder / "documents.json") as file:
+            file.write((json.dumps(index, ensure_ascii=False, indent=1) + "\n").encode("utf-8"))
+    return open_corpus(out)
+
+
+def _make_tokenizer(
+    tokenizer: str | Path, source: Source, vocab_size: int, report: Progress
+) -> tuple[str, Tokenizer]:
+    """The tokenizer and what the index calls its kind."""
+    if tokenizer == "bytes":
+        return "bytes", ByteTokenizer()
+    if tokenizer == "bpe":
+        report(f"learning a byte-level BPE of {vocab_size:,} ids from the training documents")
+        texts = (text.text for split, text in source.read() if split == "train")
+        return "bpe", train_bpe(texts, vocab_size)
+    loaded = load_tokenizer(tokenizer)
+    return "bytes" if isinstance(loaded, ByteTokenizer) else "huggingface", loaded
+
+
+class _SplitWriter:
+    """Appends the documents of one split to its file and keeps count."""
+
+    def __init__(self, file: BinaryIO, dtype: np.dtype[Any]) -> None:
+        self.documents: list[Document] = []
+        self.tokens = 0
+        self._file, self._dtype = file, dtype
+        self._sha256 = hashlib.sha256()
+
+    def add(self, text: Text, tokenizer: Tokenizer) -> bool:
+        """Whether the document comes back from its tokens as it was."""
+        try:
+            ids = tokenizer.encode(text.text)
+        except CompressiveError as error:
+            raise CompressiveError(f"{text.place}: {error}") from error
+        if not ids.size:
+            raise CompressiveError(f"{text.place} gives no tokens with this tokenizer: take it out")
+        content = ids.astype(self._dtype).tobytes()
+        self._file.write(content)
+        self._sha256.update(content)
+        words, size = len(text.text.split()), len(text.text.encode("utf-8"))
+        self.documents.append(Document(text.title, self.tokens, len(ids), words, size))
+        self.tokens += len(ids)
+        return tokenizer.decode(ids) == text.text
+
+    def entry(self) -> dict[str, Any]:
+        """What the index says of the split."""
+        return {
+            "sha256": self._sha256.hexdigest(),
+            "documents": [asdict(document) for document in self.documents],
+        }
+
+
+def _write_tokens(
+    folder: Path, source: Source, tokenizer: Tokenizer, dtype: np.dtype[Any], report: Progress
+) -> tuple[dict[str, Any], bool]:
+    """The index entry of each split, and whether all documents come back as they were."""
+    writers: dict[str, _SplitWriter] = {}
+    lossless = True
+    next_report = time.monotonic() + SECONDS_BETWEEN_REPORTS
+    with ExitStack() as files:
+        for split, text in source.read():
+            if split not in writers:
+                writers[split] = _SplitWriter(files.enter_context(_durable(folder / f"{split}.bin")), dtype)
+            lossless &= writers[split].add(text, tokenizer)
+            if time.monotonic() >= next_report:
+                report(_summary(split, writers[split]))
+                next_report = time.monotonic() + SECONDS_BETWEEN_REPORTS
+    _check_splits(source, writers)
+    for split in writers:
+        report(_summary(split, writers[split]))
+    return {split: writers[split].entry() for split in SPLITS if split in writers}, lossless
+
+
+def _check_splits(source: Source, writers: dict[str, _SplitWriter]) -> None:
+    expected = (SPLITS if source.holdout else ["train"]) if WHOLE in source.parts else list(source.parts)
+    missing = [split for split in expected if split not in writers]
+    if not missing:
+        return
+    count = sum(len(writer.documents) for writer in writers.values())
+    if WHOLE in source.parts and count:
+        raise CompressiveError(
+            f"{source.name} has {count} document(s), too few for validation and test to get one each: give at"
+            " least 3, put them into folders train, validation and test, or set holdout to 0 to train on all"
+        )
+    raise CompressiveError(f"{source.name} has no documents for {', '.join(missing)}: add some or remove it")
+
+
+def _summary(split: str, writer: _SplitWriter) -> str:
+    words = sum(document.words for document in writer.documents)
+    return f"{split}: {len(writer.documents):,} documents, {writer.tokens:,} tokens, {words:,} words"
+
+
+@contextmanager
+def _durable(path: Path) -> Iterator[BinaryIO]:
+    """A new file whose content is on disk when the block ends."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _all_or_nothing(out: Path) -> Iterator[Path]:
+    """A folder to write to that becomes `out` when the block ends, and vanishes when it fails."""
+    # In the nearest folder that exists: on the same disk, and no parents are left behind after an error.
+    parent = next(folder for folder in out.parents if folder.is_dir())
+    scratch = parent / f".{out.name}.{uuid4().hex}"
+    try:
+        scratch.mkdir()
+        yield scratch
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.exists():
+            out.rmdir()
+        scratch.rename(out)
+    except OSError as error:
+        raise CompressiveError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,96 @@
+"""What moves the parameters: two groups that never touch one another, and the paper's schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .config import TrainConfig
+from .model import CompressiveTransformer
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did: the network's learning rate, and gradient norms before clipping."""
+
+    learning_rate: float
+    gradient_norm: float
+    compression_gradient_norm: float
+
+
+class Optimiser:
+    """AdamW for the network and for f_c, with a clip, a weight decay and a learning rate for each.
+
+    One clip over both would let the compression loss change the network's update.
+    """
+
+    def __init__(self, model: CompressiveTransformer, config: TrainConfig) -> None:
+        self.config = config
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.compression = [p for name, p in model.named_parameters() if ".compression." in name]
+        own = set(self.compression)
+        self.network = [p for p in model.parameters() if p not in own]
+        groups = [
+            {"params": [p for p in self.network if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in self.network if p.ndim < 2], "weight_decay": 0.0},
+            {"params": self.compression, "weight_decay": config.compression_weight_decay},
+        ]
+        self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98))
+
+    def step(self, step: int) -> Update:
+        """Update all parameters with the rates of `step`, then forget the gradients."""
+        norm = nn.utils.clip_grad_norm_(self.network, self.config.clip)
+        compression_norm = nn.utils.clip_grad_norm_(self.compression, self.config.compression_clip)
+        rate = scheduled(self.config, step, self.config.learning_rate)
+        compression_rate = scheduled(self.config, step, self.config.compression_learning_rate)
+        own = set(self.compression)
+        for group in self.adam.param_groups:
+            group["lr"] = compression_rate if group["params"][0] in own else rate
+        self.adam.step()
+        self.adam.zero_grad()
+        return Update(rate, float(norm), float(compression_norm))
+
+    def state(self) -> dict[str, Tensor]:
+        """Named tensors from which `restore` continues exactly, accumulated gradients included."""
+        named = {
+            f"adam.{key}.{self.names[parameter]}": value
+            for parameter, values in self.adam.state.items()
+            for key, value in values.items()
+        }
+        gradients = {
+            f"gradient.{name}": parameter.grad
+            for parameter, name in self.names.items()
+            if parameter.grad is not None
+        }
+        return {**named, **gradients}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from what `state` gave."""
+        parameters = {name: parameter for parameter, name in self.names.items()}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "gradient":
+                parameters[rest].grad = value.to(parameters[rest].device)
+            elif kind == "adam":
+                key, _, target = rest.partition(".")
+                parameter = parameters[target]
+                device = value.device if key == "step" else parameter.device
+                self.adam.state[parameter][key] = value.to(device)
+
+
+def scheduled(config: TrainConfig, step: int, highest: float) -> float:
+    """The learning rate at `step`, counted from 1: linear warm-up from the edge, then a cosine back to it."""
+    edge = min(config.learning_rate_edge, highest)
+    if step <= config.warmup:
+        return edge + (highest - edge) * step / config.warmup
+    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return edge + (highest - edge) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def update_period(config: TrainConfig, step: int) -> int:
+    """Steps whose gradients make one update, at `step` (Sec. 5.5.1)."""
+    late = config.late_update_step and step >= config.late_update_step
+    return config.late_update_period if late else config.update_period

@@ -1,0 +1,147 @@
+"""What a training run tells: a line of JSON for machines, a progress bar for people, TensorBoard if wanted."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from .errors import CompressiveError
+from .files import whole_file
+from .model import Output
+from .processes import Processes
+
+
+class Sums:
+    """Means over the steps since the last line of the log, kept on the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.targets = 0
+        self.steps = 0.0
+        self.nats: Tensor | float = 0.0
+        self.loss: Tensor | float = 0.0
+        self.error: Tensor | float = 0.0
+        self.commits: Tensor | float = 0.0
+
+    def add(self, nats: Tensor, output: Output, share: float) -> None:
+        """Take in one part of a step; `share` is that part of the process's lanes."""
+        self.steps += share
+        self.nats = self.nats + nats.detach().sum()
+        self.loss = self.loss + output.compression_loss.detach() * share
+        self.error = self.error + output.reconstruction_error
+        self.commits = self.commits + (output.reconstruction_error > 0)
+
+    def entry(self, processes: Processes) -> dict[str, Any]:
+        """Losses in nats and speed, over all processes, as plain values."""
+        nats = processes.total(torch.as_tensor(self.nats, dtype=torch.float64))
+        loss = processes.total(torch.as_tensor(self.loss / self.steps)) / processes.world
+        error = processes.total(torch.as_tensor(self.error))
+        commits = processes.total(torch.as_tensor(self.commits)).clamp(min=1)
+        return {
+            "loss": float(nats) / self.targets,
+            "compression_loss": float(loss),
+            "reconstruction_error": [round(value, 5) for value in (error / commits).tolist()],
+            "tokens_per_second": round(self.targets / (time.perf_counter() - self.began), 1),
+        }
+
+
+class Progress:
+    """Writes log.jsonl in the run's folder, and shows a bar on a terminal or lines elsewhere, on stderr."""
+
+    def __init__(self, out: Path, last: int, *, step: int, tensorboard: bool) -> None:
+        self.file = (out / "log.jsonl").open("a", encoding="utf-8")
+        self.last = last
+        self.board = _board(out) if tensorboard else None
+        self.console = Console(stderr=True)
+        columns = (
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        self.bar = Bar(*columns, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task("", total=last, completed=step)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Add a line to the log and show what it says."""
+        self.file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        self.file.flush()
+        text = _summary(entry)
+        if "loss" in entry and self.console.is_terminal:
+            self.bar.update(self.task, completed=entry["step"], description=text)
+        else:
+            self.bar.console.print(f"step {entry['step']}/{self.last}  {text}", markup=False, highlight=False)
+        if self.board is not None:
+            for name, value in _scalars(entry):
+                self.board.add_scalar(name, value, entry["step"])
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Remove the lines of a log that lie beyond `step`: a resumed run writes them again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # the line that was being written when the run ended
+    with whole_file(path) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")
+
+
+def _summary(entry: dict[str, Any]) -> str:
+    if "validation" in entry:
+        score = entry["validation"]
+        return f"validation: {score['bits_per_byte']:.4f} bits per byte, {score['nats_per_token']:.4f} nats per token"
+    if "sample" in entry:
+        return f"sample: {entry['sample']}"
+    errors = entry["reconstruction_error"]
+    text = f"loss {entry['loss']:.4f} nats"
+    if any(errors):
+        text += f"  compression {entry['compression_loss']:.2e} (error {sum(errors) / len(errors):.3f})"
+    return f"{text}  {entry['tokens_per_second']:,.0f} tokens/s"
+
+
+def _scalars(entry: dict[str, Any]) -> list[tuple[str, float]]:
+    prefix = "validation/" if "validation" in entry else "train/"
+    values = entry.get("validation", entry)
+    return [
+        (prefix + name, value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and name != "step" and math.isfinite(value)
+    ]
+
+
+def _board(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise CompressiveError(
+            "TensorBoard is not installed; pip install 'compressive-transformer[tensorboard]'"
+        ) from None
+    return SummaryWriter(str(out / "tensorboard"))  # type: ignore[no-untyped-call]

@@ -1,0 +1,149 @@
+"""Stream: read and write text of any length with one memory, at a constant cost per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .errors import CompressiveError
+from .memory import Memory
+from .model import CompressiveTransformer
+from .tokenizer import Tokenizer
+
+
+class Stream:
+    """One lane of text that a model reads and writes, a document from its beginning.
+
+    What was read and written stays in memory as the model's config says; `memory` can be kept and set back.
+    """
+
+    def __init__(self, model: CompressiveTransformer, tokenizer: Tokenizer) -> None:
+        if tokenizer.vocab_size != model.config.vocab_size:
+            raise CompressiveError(
+                f"the tokenizer has {tokenizer.vocab_size} ids, the model {model.config.vocab_size}; "
+                "use the tokenizer that the model was trained with"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.memory: Memory = model.empty_memory(1)
+        self._logits: Tensor | None = None  # of the next token; None before the document's start was read
+
+    def read(self, text: str) -> None:
+        """Take `text` in. Raises CompressiveError for text that the tokenizer cannot hold."""
+        tokens = torch.as_tensor(self.tokenizer.encode(text), dtype=torch.int64)
+        if self._logits is None:
+            self._feed(torch.tensor([self.tokenizer.start]))
+        # A segment at a time, so that a book needs no more room than a page.
+        for piece in tokens.split(self.model.config.segment_length):
+            self._feed(piece)
+
+    def write(
+        self,
+        tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | None = None,
+    ) -> str:
+        """Text that goes on from what was read, `tokens` tokens or up to `stop`, which is left out.
+
+        temperature: 0 takes the likeliest token, 1 samples from the model's own distribution.
+        top_k: sample among the k likeliest tokens only; 0 for all.
+        top_p: sample among the fewest tokens that have this probability together, in (0, 1].
+        seed: the same seed after the same reading gives the same text; None for another each time.
+        stop: end before this text appears; the model has then read it all the same.
+        """
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
+        return "".join(self.pieces(tokens, **sampling))  # type: ignore[arg-type]
+
+    def pieces(
+        self,
+        tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | None = None,
+    ) -> Iterator[str]:
+        """What `write` gives, piece by piece as it is produced."""
+        _check_sampling(tokens, temperature, top_k, top_p, stop)
+        texts = self._texts(tokens, temperature, top_k, top_p, seed)
+        return texts if stop is None else _until(texts, stop)
+
+    def _texts(
+        self, tokens: int, temperature: float, top_k: int, top_p: float, seed: int | None
+    ) -> Iterator[str]:
+        generator = torch.Generator()
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        decoder = self.tokenizer.decoder()
+        for _ in range(tokens):
+            if self._logits is None:
+                self._feed(torch.tensor([self.tokenizer.start]))
+            assert self._logits is not None
+            logits = self._logits.double().cpu()
+            logits[self.tokenizer.start] = float("-inf")  # stands before documents, never inside
+            token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            self._feed(torch.tensor([token]))
+            if text := decoder(token):
+                yield text
+        if text := decoder.flush():
+            yield text
+
+    @torch.no_grad()
+    def _feed(self, tokens: Tensor) -> None:
+        training = self.model.training
+        self.model.eval()
+        device = self.model.embedding.weight.device
+        output = self.model(tokens[None].to(device), self.memory)
+        self.model.train(training)
+        self.memory, self._logits = output.memory, output.logits[0, -1]
+
+
+def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
+    """A token id drawn from `logits [vocab_size]`, as `Stream.write` describes."""
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities, order = torch.softmax(logits / temperature, dim=0).sort(descending=True, stable=True)
+    if top_k:
+        probabilities[top_k:] = 0
+    # A token stays while those before it have not reached top_p; the likeliest always stays.
+    before = probabilities.cumsum(0) - probabilities
+    probabilities[before >= top_p * probabilities.sum()] = 0
+    return int(order[torch.multinomial(probabilities, 1, generator=generator)])
+
+
+def _until(texts: Iterator[str], stop: str) -> Iterator[str]:
+    """The texts up to the first place of `stop`, never giving out a beginning of it too early."""
+    held = ""
+    for text in texts:
+        held += text
+        if (place := held.find(stop)) >= 0:
+            yield held[:place]
+            return
+        keep = next((size for size in range(len(stop) - 1, 0, -1) if held.endswith(stop[:size])), 0)
+        if ready := held[: len(held) - keep]:
+            yield ready
+        held = held[len(held) - keep :]
+    if held:
+        yield held
+
+
+def _check_sampling(tokens: int, temperature: float, top_k: int, top_p: float, stop: str | None) -> None:
+    if tokens < 1:
+        raise CompressiveError(f"tokens ({tokens}) must be 1 or more")
+    if not 0 <= temperature < float("inf"):
+        raise CompressiveError(f"temperature ({temperature}) must be 0 (the likeliest token) or more")
+    if top_k < 0:
+        raise CompressiveError(f"top_k ({top_k}) must be 0 (all tokens) or more")
+    if not 0 < top_p <= 1:
+        raise CompressiveError(f"top_p ({top_p}) must be more than 0 and at most 1 (all tokens)")
+    if stop == "":
+        raise CompressiveError("stop must hold at least one character; leave it out to stop after `tokens`")

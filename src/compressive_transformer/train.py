@@ -1,0 +1,274 @@
+"""The training loop: lanes through the model with their memory, on one process or on many.
+
+    torchrun --nproc-per-node 2 -m compressive_transformer.cli train CONFIG DATA RUN
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .checkpoint import ResumePoint, save
+from .config import TrainConfig, as_table
+from .corpus import Corpus
+from .errors import CompressiveError
+from .evaluate import Evaluation, beginnings, evaluate, token_nats
+from .lanes import Lanes, Segment
+from .memory import Memory
+from .model import CompressiveTransformer, Output
+from .optimiser import Optimiser, Update, update_period
+from .processes import Processes, joined
+from .progress import Progress, Sums, cut_log
+from .stream import Stream
+
+
+@dataclass
+class Counters:
+    """How far a run has come."""
+
+    step: int = 0
+    since_update: int = 0
+    tokens: int = 0
+    """Targets that were learned from, over all processes."""
+    best: float | None = None
+    """Fewest bits per byte at a validation."""
+
+
+def train(
+    model: CompressiveTransformer,
+    corpus: Corpus,
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    stop_at: int | None = None,
+    tensorboard: bool = False,
+) -> None:
+    """Train `model` on `corpus.train` and write the run to the folder `out`; `load` reads it.
+
+    Under `torchrun` each process takes its share of the lanes. With `resume` the run in `out` goes on exactly
+    where its last checkpoint stands, parameters, optimiser, memory, data position and random state included.
+    `stop_at` ends this call early, with a checkpoint, at that step. The model moves to the device of its process.
+
+    Raises CompressiveError, before anything is written, where config, model, corpus and folder do not fit.
+    """
+    with joined() as processes:
+        trainer = Trainer(model, corpus, config, Path(out), processes)
+        trainer.begin(resume=resume)
+        trainer.run(config.steps if stop_at is None else min(stop_at, config.steps), tensorboard=tensorboard)
+
+
+class Trainer:
+    """One process's part of a training run."""
+
+    def __init__(
+        self,
+        model: CompressiveTransformer,
+        corpus: Corpus,
+        config: TrainConfig,
+        out: Path,
+        processes: Processes,
+    ) -> None:
+        _check(model, corpus, config, processes)
+        self.config, self.corpus, self.out, self.processes = config, corpus, out, processes
+        self.counters = Counters()
+        self.model = model.to(processes.device).train()
+        # A step whose lanes all read short documents compresses nothing, so f_c may get no gradient.
+        parallel = nn.parallel.DistributedDataParallel
+        self.parallel = parallel(model, find_unused_parameters=True) if processes.world > 1 else model
+        self.optimiser = Optimiser(model, config)
+        self.lanes = Lanes(
+            corpus.train,
+            batch=config.batch,
+            length=model.config.segment_length,
+            seed=config.seed,
+            endless=True,
+            rank=processes.rank,
+            world=processes.world,
+        )
+        part = config.batch // processes.world // config.accumulation
+        self.memories = [model.empty_memory(part) for _ in range(config.accumulation)]
+        self.validation = self._validation()
+
+    def begin(self, *, resume: bool) -> None:
+        """Make the run's folder, or take up what its last checkpoint holds."""
+        torch.manual_seed(self.config.seed + self.processes.rank)
+        if resume:
+            self._restore(ResumePoint.latest(self.out))
+        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise CompressiveError(
+                f"{self.out}: exists already; choose another folder, or go on with that run by --resume"
+            )
+        self.processes.wait()
+        if self.processes.leads:
+            self.out.mkdir(parents=True, exist_ok=True)
+            cut_log(self.out / "log.jsonl", self.counters.step)
+
+    def run(self, last: int, *, tensorboard: bool) -> None:
+        """Train up to and with step `last`, validating, sampling and writing checkpoints on the way."""
+        config = self.config
+        log = self._progress(last, tensorboard) if self.processes.leads else None
+        with log or nullcontext():
+            sums, update = Sums(), None
+            while self.counters.step < last:
+                update = self.step(next(self.lanes), sums) or update
+                step, final = self.counters.step, self.counters.step == last
+                if step % config.log_every == 0 or final:
+                    entry = sums.entry(self.processes)
+                    sums = Sums()
+                    if log:
+                        log.write({"step": step, "tokens": self.counters.tokens, **entry, **(asdict(update) if update else {})})
+                if config.validate_every and (step % config.validate_every == 0 or step == config.steps):
+                    result = self.validate()
+                    if log:
+                        log.write({"step": step, "validation": result.total.table()})
+                if config.sample_every and (step % config.sample_every == 0 or step == config.steps):
+                    sample = self.sample()
+                    if log:
+                        log.write({"step": step, "sample": sample})
+                if step % config.checkpoint_every == 0 or final:
+                    self.checkpoint()
+
+    def step(self, segment: Segment, sums: Sums) -> Update | None:
+        """One segment of each lane: forward, backward and, where its period ends, an update."""
+        config, counters = self.config, self.counters
+        period = update_period(config, counters.step + 1)
+        parts = [part.chunk(config.accumulation) for part in (segment.tokens, segment.targets, segment.starts)]
+        lengths = segment.lengths.chunk(config.accumulation)
+        ends = counters.since_update + 1 >= period or counters.step + 1 == config.steps
+        for index, (tokens, targets, starts) in enumerate(zip(*parts, strict=True)):
+            memory = self.memories[index].reset(starts)
+            synchronised = ends and index == config.accumulation - 1
+            with self._gathering(synchronised):
+                output, nats = self._forward(tokens, targets, memory, lengths[index])
+                # Means over all lanes of all processes, so that however they are split the update is the same.
+                loss = nats.sum() * self.processes.world / segment.total_targets
+                loss = loss + output.compression_loss / config.accumulation
+                (loss / period).backward()
+            self.memories[index] = output.memory
+            sums.add(nats, output, 1 / config.accumulation)
+        sums.targets += segment.total_targets
+        counters.step += 1
+        counters.since_update += 1
+        counters.tokens += segment.total_targets
+        if not ends:
+            return None
+        counters.since_update = 0
+        return self.optimiser.step(counters.step)
+
+    def validate(self) -> Evaluation:
+        """The score on the validation split; the best model so far is kept as model.safetensors."""
+        processes = self.processes
+        batch = max(self.config.batch, processes.world)
+        result = evaluate(self.model, self.validation, batch=batch, rank=processes.rank, world=processes.world)
+        best = self.counters.best
+        if best is None or result.total.bits_per_byte < best:
+            self.counters.best = result.total.bits_per_byte
+            if processes.leads:
+                save(self.out, self.model, self.corpus.tokenizer)
+        return result
+
+    def sample(self) -> str:
+        """Text that the model writes now, always from the same seed."""
+        stream = Stream(self.model, self.corpus.tokenizer)
+        return stream.write(self.config.sample_tokens, seed=self.config.seed)
+
+    def checkpoint(self) -> None:
+        """Write all that `begin(resume=True)` needs."""
+        own = {
+            f"memory-{at}.{name}": value
+            for at, memory in enumerate(self.memories)
+            for name, value in memory.state_dict().items()
+        }
+        own["random"] = torch.get_rng_state()
+        if self.processes.device.type == "cuda":
+            own["random_cuda"] = torch.cuda.get_rng_state()
+        if self.processes.leads and self.counters.best is None:
+            save(self.out, self.model, self.corpus.tokenizer)
+        parameters = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        state = {"counters": asdict(self.counters), "lanes": self.lanes.state_dict(), **self._identity()}
+        shared = {**parameters, **self.optimiser.state()}
+        ResumePoint.write(self.out, self.counters.step, self.processes, shared=shared, own=own, state=state)
+
+    def _progress(self, last: int, tensorboard: bool) -> Progress:
+        return Progress(self.out, last, step=self.counters.step, tensorboard=tensorboard)
+
+    def _forward(
+        self, tokens: Tensor, targets: Tensor, memory: Memory, lengths: Tensor
+    ) -> tuple[Output, Tensor]:
+        device = self.processes.device
+        enabled = self.config.precision == "bf16"
+        with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
+            output: Output = self.parallel(tokens.to(device), memory, lengths)
+        return output, token_nats(output.logits, targets.to(device))
+
+    def _gathering(self, synchronised: bool) -> Any:
+        parallel = self.parallel
+        if isinstance(parallel, nn.parallel.DistributedDataParallel) and not synchronised:
+            return parallel.no_sync()
+        return nullcontext()
+
+    def _validation(self) -> Any:
+        if not self.config.validate_every:
+            return None
+        split = self.corpus.validation
+        limit = self.config.validation_tokens
+        return beginnings(split, self.corpus.tokenizer, limit) if limit else split
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same when a run goes on."""
+        return {
+            "model": as_table(self.model.config),
+            "train": as_table(self.config),
+            "corpus": self.corpus.fingerprint,
+            "processes": self.processes.world,
+        }
+
+    def _restore(self, point: ResumePoint) -> None:
+        state = point.state()
+        for part, now in self._identity().items():
+            _compare(point.folder, part, state.get(part), now)
+        shared, own = point.shared(), point.process(self.processes.rank)
+        try:
+            parameters = {k.removeprefix("model."): v for k, v in shared.items() if k.startswith("model.")}
+            self.model.load_state_dict(parameters)
+            self.optimiser.restore(shared)
+            self.counters = Counters(**state["counters"])
+            self.lanes.load_state_dict(state["lanes"])
+            for at in range(len(self.memories)):
+                prefix = f"memory-{at}."
+                named = {k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)}
+                self.memories[at] = Memory.from_state_dict(named).to(self.processes.device)
+            torch.set_rng_state(own["random"])
+            if "random_cuda" in own:
+                torch.cuda.set_rng_state(own["random_cuda"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise CompressiveError(f"{point.folder}: damaged checkpoint: {error}") from None
+
+
+def _check(model: CompressiveTransformer, corpus: Corpus, config: TrainConfig, processes: Processes) -> None:
+    if corpus.vocab_size != model.config.vocab_size:
+        raise CompressiveError(
+            f"vocab_size ({model.config.vocab_size}) must be {corpus.vocab_size}, the number of ids of {corpus.path}"
+        )
+    parts = processes.world * config.accumulation
+    if config.batch % parts:
+        raise CompressiveError(
+            f"batch ({config.batch}) must be a multiple of {parts}, the number of processes times accumulation"
+        )
+
+
+def _compare(folder: Path, part: str, stored: Any, now: Any) -> None:
+    """Raise CompressiveError where a run would go on under other conditions than it began with."""
+    if isinstance(now, dict) and isinstance(stored, dict):
+        for name in sorted({*now, *stored}):
+            _compare(folder, f"{part}.{name}", stored.get(name), now.get(name))
+    elif stored != now:
+        raise CompressiveError(
+            f"{folder}: cannot resume, {part} was {stored!r} and is {now!r} now; set it back, or begin a new run"
+        )

@@ -1,0 +1,114 @@
+"""Small models in float64, random streams and ways to read them: what the tests of the core share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import reference
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compressive_transformer.config import ModelConfig
+from compressive_transformer.memory import Memory, SlotLayout
+from compressive_transformer.model import CompressiveTransformer
+
+law = settings(deadline=None, derandomize=True, database=None)
+
+# Drawn by hypothesis: rates that divide the segment and that do not, segments longer than memory, zero lengths.
+lengths = {
+    "segment_length": st.integers(1, 7),
+    "memory_length": st.sampled_from([0, 1, 2, 3, 4, 6, 9]),
+    "compressed_length": st.sampled_from([0, 1, 2, 3, 5]),
+    "compression_rate": st.integers(1, 4),
+}
+variants = {
+    "compression": st.sampled_from(["conv", "mean", "max"]),
+    "compressed_position": st.sampled_from(["span", "unit"]),
+    "norm": st.sampled_from(["pre", "post"]),
+    "empty_slots": st.sampled_from(["masked", "zeros"]),
+}
+
+
+def small_config(**fields: object) -> ModelConfig:
+    sizes = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 8}
+    memory = {"segment_length": 4, "memory_length": 5, "compressed_length": 3, "compression_rate": 3}
+    return ModelConfig(**{**sizes, **memory, **fields})
+
+
+configs = st.builds(small_config, n_layers=st.integers(1, 2), **lengths, **variants)
+
+
+def small_model(config: ModelConfig | None = None, *, seed: int = 0, **fields: object) -> CompressiveTransformer:
+    """A model in float64 whose parameters are far from their first values, biases included."""
+    torch.manual_seed(seed)
+    model = CompressiveTransformer(config or small_config(**fields)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def random_tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:
+    return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def lanes_of(model: CompressiveTransformer, batch: int) -> list[reference.Lane]:
+    return [reference.Lane(model.config, dict(model.named_parameters())) for _ in range(batch)]
+
+
+def read_in_pieces(
+    model: CompressiveTransformer,
+    stream: Tensor,
+    pieces: Sequence[Sequence[int]],
+    *,
+    memory: Memory | None = None,
+    padding: int = 0,
+) -> tuple[Tensor, Memory, Tensor]:
+    """Logits, memory and summed compression loss; in call k, lane b reads the next `pieces[k][b]` of its tokens.
+
+    Padding, `padding` tokens beyond the longest piece, is random.
+    """
+    memory = model.empty_memory(len(stream)) if memory is None else memory
+    read = [0] * len(stream)
+    logits = torch.full((*stream.shape, model.config.vocab_size), torch.nan, dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    for taken in pieces:
+        chunk = torch.randint(0, 11, (len(stream), max(1, *taken) + padding))
+        for lane, count in enumerate(taken):
+            chunk[lane, :count] = stream[lane, read[lane] : read[lane] + count]
+        equal = set(taken) == {chunk.shape[1]}
+        output = model(chunk, memory, None if equal else torch.tensor(taken))
+        for lane, count in enumerate(taken):
+            logits[lane, read[lane] : read[lane] + count] = output.logits[lane, :count].detach()
+            read[lane] += count
+        memory, loss = output.memory, loss + output.compression_loss.detach()
+    assert read == [stream.shape[1]] * len(stream)
+    return logits, memory, loss
+
+
+def ragged_pieces(rng: object, batch: int, length: int, longest: int) -> list[list[int]]:
+    """Pieces of random length for each lane, zeros included, that together are `length` tokens a lane."""
+    left, pieces = [length] * batch, []
+    while any(left):
+        pieces.append([rng.randint(0, min(longest, count)) for count in left])
+        left = [count - taken for count, taken in zip(left, pieces[-1], strict=True)]
+    return pieces
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+def assert_same_memory(
+    model: CompressiveTransformer, actual: Memory, expected: Memory, tolerance: float = 1e-10
+) -> None:
+    """Equal in all that a later call can see, and in unfilled slots too."""
+    assert actual.seen.tolist() == expected.seen.tolist()
+    width = int(SlotLayout.of(model.config).pending(actual.seen).max())
+    for tier in ("compressed", "recent", "pending"):
+        pairs = zip(getattr(actual, tier), getattr(expected, tier), strict=True)
+        for one, other in pairs:
+            one, other = (one[:, :width], other[:, :width]) if tier == "pending" else (one, other)
+            assert_close(one, other, tolerance)

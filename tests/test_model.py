@@ -1,0 +1,496 @@
+"""The model as a whole: what its logits, memory and losses are, and what they do not depend on."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from small import (
+    assert_close,
+    assert_same_memory,
+    configs,
+    lanes_of,
+    law,
+    ragged_pieces,
+    random_tokens,
+    read_in_pieces,
+    small_config,
+    small_model,
+)
+
+from compressive_transformer.compression import COMPRESSIONS, Compression
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.memory import SlotLayout
+from compressive_transformer.model import CompressiveTransformer, next_token_loss, with_lengths
+
+# --- equal to the reference -------------------------------------------------------------------------------------
+
+
+def assert_memory_is_that_of_the_reference(model, memory, lanes):
+    layout, rate = SlotLayout.of(model.config), model.config.compression_rate
+    for b, lane in enumerate(lanes):
+        assert memory.seen[b] == lane.seen
+        compressed, recent = layout.slot_spans(lane.seen)
+        committed = lane.seen - lane.seen % model.config.segment_length
+        for layer in range(model.config.n_layers):
+            for slot, span in enumerate(compressed):
+                expected = lane.groups[layer][span.start // rate] if span else torch.zeros(8).double()
+                assert_close(memory.compressed[layer][b, slot], expected, 1e-9)
+            for slot, span in enumerate(recent):
+                if span:
+                    assert_close(memory.recent[layer][b, slot], lane.inputs[layer][span.start], 1e-9)
+            for place, state in enumerate(lane.inputs[layer][committed:]):
+                assert_close(memory.pending[layer][b, place], state, 1e-9)
+
+
+@settings(law, max_examples=20)
+@given(config=configs, ages=st.tuples(st.integers(0, 12), st.integers(0, 12)), length=st.integers(1, 12))
+@example(config=small_config(segment_length=7, memory_length=2), ages=(0, 8), length=14)
+@example(config=small_config(segment_length=5, memory_length=0, compression_rate=4), ages=(3, 12), length=10)
+@example(config=small_config(segment_length=1, memory_length=3, compressed_position="unit"), ages=(6, 9), length=1)
+def test_logits_memory_and_compression_loss_equal_the_reference(config, ages, length):
+    model = small_model(config)
+    lanes, stream = lanes_of(model, 2), random_tokens(2, 12 + length)
+    memory = None
+    with torch.no_grad():
+        if any(ages):
+            memory = model(stream[:, : max(ages)], None, torch.tensor(ages)).memory
+        for b, age in enumerate(ages):
+            if age:
+                lanes[b].read(stream[b, :age].tolist())
+            lanes[b].compression_loss = torch.zeros(())
+        expected = torch.stack([lane.read(stream[b, 12:].tolist()) for b, lane in enumerate(lanes)])
+    output = model(stream[:, 12:], memory)
+    assert_close(output.logits, expected, 1e-9)
+    assert_memory_is_that_of_the_reference(model, output.memory, lanes)
+    if config.compression == "conv" and config.compressed_length:
+        assert_close(output.compression_loss, sum(lane.compression_loss for lane in lanes).double() / 2, 1e-9)
+    else:
+        assert output.compression_loss == 0
+
+
+@pytest.mark.parametrize(("memory_length", "segment_length"), [(0, 3), (2, 5), (5, 5), (7, 3)])
+def test_without_compressed_memory_the_model_is_a_transformer_xl(memory_length, segment_length):
+    sizes = {"memory_length": memory_length, "segment_length": segment_length, "compressed_length": 0}
+    model, tokens = small_model(**sizes), random_tokens(1, 14)
+    with torch.no_grad():
+        expected = lanes_of(model, 1)[0].read(tokens[0].tolist())[None]
+    assert_close(model(tokens).logits, expected, 1e-9)
+    # Nothing that belongs to compressed memory has any effect, and none of its parameters exists.
+    other = small_model(**sizes, compression="max", compression_rate=2, compressed_position="unit")
+    assert other.state_dict().keys() == model.state_dict().keys()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(tokens).logits, other(tokens).logits)
+
+
+def test_without_any_memory_each_segment_stands_alone():
+    model, tokens = small_model(memory_length=0, compressed_length=0), random_tokens(2, 12)
+    together = model(tokens)
+    assert_close(together.logits, torch.cat([model(part).logits for part in tokens.split(4, dim=1)], dim=1), 1e-12)
+    assert together.memory.recent[0].shape == together.memory.compressed[0].shape == (2, 0, 8)
+
+
+def test_figure_1_each_step_turns_three_evicted_states_into_one():
+    sizes = {"segment_length": 3, "memory_length": 6, "compressed_length": 6, "compression_rate": 3}
+    model, tokens = small_model(n_layers=3, **sizes), random_tokens(1, 30)
+    lane, memory = lanes_of(model, 1)[0], None
+    for step in range(10):
+        before, memory = memory, model(tokens[:, 3 * step : 3 * step + 3], memory).memory
+        with torch.no_grad():
+            lane.read(tokens[0, 3 * step : 3 * step + 3].tolist())
+        assert [len(groups) for groups in lane.groups] == [max(0, step - 1)] * 3
+        assert_memory_is_that_of_the_reference(model, memory, [lane])
+        if step > 2:
+            for layer, block in enumerate(model.blocks):
+                oldest = before.recent[layer][:, None, :3]
+                assert_close(memory.compressed[layer][:, 5:], block.compression(oldest), 1e-12)
+                assert torch.equal(memory.compressed[layer][:, :5], before.compressed[layer][:, 1:])
+                assert torch.equal(memory.recent[layer][:, :3], before.recent[layer][:, 3:])
+
+
+# --- however a stream is cut ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("segment_length", [3, 4])  # a multiple of the compression rate, and none
+@pytest.mark.parametrize("position", ["span", "unit"])
+@pytest.mark.parametrize("compression", sorted(COMPRESSIONS))
+def test_one_token_at_a_time_equals_chunks_equals_whole_segments(compression, position, segment_length):
+    rng = random.Random(0)
+    model = small_model(compression=compression, compressed_position=position, segment_length=segment_length)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("compression" in name)  # else nobody computes a compression loss
+    length = 20 * segment_length
+    stream = random_tokens(2, length)
+    whole = read_in_pieces(model, stream, [[segment_length] * 2] * 20)
+    cuts = sorted(rng.sample(range(1, length), 12))
+    chunks = [[stop - start] * 2 for start, stop in zip([0, *cuts], [*cuts, length], strict=True)]
+    ways = {
+        "one at a time": read_in_pieces(model, stream, [[1, 1]] * length),
+        "random chunks": read_in_pieces(model, stream, chunks),
+        "ragged chunks": read_in_pieces(model, stream, ragged_pieces(rng, 2, length, 9), padding=2),
+        "one call": read_in_pieces(model, stream, [[length] * 2]),
+    }
+    assert (whole[2] > 0) == (compression == "conv")
+    for logits, memory, loss in ways.values():
+        assert_close(logits, whole[0])
+        assert_same_memory(model, memory, whole[1])
+        assert_close(loss, whole[2])
+
+
+@settings(law, max_examples=16)
+@given(config=configs, seed=st.integers(0, 99))
+def test_random_ragged_chunks_equal_one_call(config, seed):
+    rng, model, stream = random.Random(seed), small_model(config), random_tokens(3, 24)
+    pieces = ragged_pieces(rng, 3, 24, rng.choice([2, 5, 11]))
+    logits, memory, loss = read_in_pieces(model, stream, pieces, padding=rng.choice([0, 0, 1, 4]))
+    together = model(stream)
+    assert_close(logits, together.logits)
+    assert_same_memory(model, memory, together.memory)
+    assert_close(loss, together.compression_loss)
+
+
+@pytest.mark.parametrize("position", ["span", "unit"])
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_what_padding_holds_and_how_wide_it_is_changes_nothing_now_or_later(length, position):
+    model, stream = small_model(compressed_position=position), random_tokens(2, 60)
+    start, lengths = model(stream[:, :22]).memory, torch.tensor([2, length])
+    for width in (3, 40):
+        seen = []
+        for fill in (0, 7):
+            chunk = torch.full((2, width), fill)
+            chunk[0, :2], chunk[1, :length] = stream[0, 22:24], stream[1, 22 : 22 + length]
+            output = model(chunk, start, lengths)
+            assert output.logits.shape == (2, width, 11)
+            later = model(stream[:, 30:50], output.memory)
+            seen.append([output.logits[0, :2], output.logits[1, :length], output.compression_loss, later])
+        assert all(torch.equal(one, other) for one, other in zip(seen[0][:3], seen[1][:3], strict=True))
+        assert torch.equal(seen[0][3].logits, seen[1][3].logits)
+        assert_same_memory(model, seen[0][3].memory, seen[1][3].memory, 0.0)
+        for lane in range(2):
+            alone = model(stream[lane : lane + 1, :22]).memory
+            if lengths[lane]:
+                alone = model(stream[lane : lane + 1, 22 : 22 + lengths[lane]], alone).memory
+            after = model(stream[lane : lane + 1, 30:50], alone)
+            assert_close(seen[0][3].logits[lane : lane + 1], after.logits, 1e-12)
+
+
+@pytest.mark.parametrize("read", [0, 6, 24])
+def test_a_call_in_which_no_lane_reads_leaves_memory_and_gradients_alone(read):
+    model, stream = small_model(), random_tokens(2, 30)
+    memory = model(stream[:, :read]).memory if read else model.empty_memory(2)
+    output = model(stream[:, 24:], memory, torch.tensor([0, 0]))
+    assert_same_memory(model, output.memory, memory, 0.0)
+    assert output.compression_loss == 0
+    next_token_loss(output.logits, torch.full((2, 6), -100)).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or not parameter.grad.any(), name
+
+
+# --- what a prediction depends on -------------------------------------------------------------------------------
+
+
+@settings(law, max_examples=15)
+@given(config=configs, changed=st.integers(0, 17))
+def test_a_token_changes_no_logit_before_it_and_its_own(config, changed):
+    model, tokens = small_model(config), random_tokens(1, 18)
+    other = tokens.clone()
+    other[0, changed] = (other[0, changed] + 1) % 11
+    difference = (model(tokens).logits - model(other).logits).abs().amax(-1)[0]
+    assert not difference[:changed].any()
+    assert difference[changed] > 1e-6
+    until = changed - changed % config.segment_length + config.segment_length  # all later ones of its segment
+    assert (difference[changed:until] > 1e-12).all()
+
+
+@pytest.mark.parametrize("position", ["span", "unit"])
+@pytest.mark.parametrize("rate", [2, 3])
+def test_a_token_reaches_as_far_as_the_temporal_range_and_no_further(rate, position):
+    model = small_model(compression_rate=rate, compressed_position=position, memory_length=3)
+    config, layout = model.config, SlotLayout.of(model.config)
+    tokens = random_tokens(1, 80)
+    now = 76  # the first token of the last segment
+    reach = config.temporal_range
+    limit = reach + config.n_layers * (layout.waiting_length + config.segment_length)
+    logits = model(tokens).logits[0, now]
+    for back, reaches in ((reach, True), (limit, False)):
+        other = tokens.clone()
+        other[0, now - back] = (other[0, now - back] + 1) % 11
+        assert bool((model(other).logits[0, now] != logits).any()) == reaches
+
+
+@pytest.mark.parametrize("position", ["span", "unit"])
+def test_the_same_tokens_later_in_a_stream_give_the_same_logits(position):
+    # Segments and groups must begin at the same tokens, and all that is older must be forgotten.
+    model, tokens = small_model(compressed_position=position), random_tokens(1, 72)
+    shifted = torch.cat([random_tokens(1, 12, seed=1), tokens], dim=1)
+    assert_close(model(tokens).logits[:, -12:], model(shifted).logits[:, -12:], 1e-12)
+
+
+@settings(law, max_examples=10)
+@given(config=configs)
+def test_a_lane_does_not_depend_on_the_other_lanes(config):
+    model, stream = small_model(config), random_tokens(3, 30)
+    ages = torch.tensor([3, 0, 11])
+    together = model(stream[:, 11:], model(stream[:, :11], None, ages).memory)
+    for lane, age in enumerate(ages.tolist()):
+        row = stream[lane : lane + 1]
+        alone = model(row[:, 11:], model(row[:, :age]).memory if age else None)
+        assert_close(together.logits[lane : lane + 1], alone.logits, 1e-12)
+        assert_same_memory(model, together.memory.select(torch.tensor([lane])), alone.memory, 1e-12)
+
+
+def with_garbage(model, memory):
+    """The memory with numbers in the slots that nothing has filled yet."""
+    layout = SlotLayout.of(model.config)
+    filled = dict(zip(("compressed", "recent"), layout.filled(memory.seen), strict=True))
+    tiers = {}
+    for tier, counts in filled.items():
+        length = getattr(memory, tier)[0].shape[1]
+        unfilled = length - 1 - torch.arange(length) >= counts[:, None]
+        tiers[tier] = tuple(
+            torch.where(unfilled[:, :, None], 100 * torch.randn_like(states), states)
+            for states in getattr(memory, tier)
+        )
+    return replace(memory, **tiers)
+
+
+@pytest.mark.parametrize("position", ["span", "unit"])
+@pytest.mark.parametrize("ages", [(0, 0), (0, 14), (3, 22)])
+def test_an_empty_slot_gives_exactly_what_a_masked_one_gives(ages, position):
+    model, stream = small_model(compressed_position=position), random_tokens(2, 52)
+    memory = model(stream[:, :22], None, torch.tensor(ages)).memory
+    output, other = model(stream[:, 22:], memory), model(stream[:, 22:], with_garbage(model, memory))
+    assert torch.equal(output.logits, other.logits)
+    assert torch.equal(output.compression_loss, other.compression_loss)
+    assert_same_memory(model, output.memory, other.memory, 0.0)  # all slots are filled by now
+
+
+@settings(law, max_examples=20)
+@given(config=configs, age=st.integers(0, 30))
+def test_each_filled_slot_is_read_and_no_other(config, age):
+    model, stream = small_model(replace(config, segment_length=4, empty_slots="masked")), random_tokens(1, 31)
+    memory = model(stream[:, :age]).memory if age else model.empty_memory(1)
+    tiers = {
+        tier: tuple(states.detach().requires_grad_() for states in getattr(memory, tier))
+        for tier in ("compressed", "recent", "pending")
+    }
+    logits = model(stream[:, age : age + 1], replace(memory, **tiers)).logits
+    layout = SlotLayout.of(model.config)
+    compressed, recent = ([bool(span) for span in spans] for spans in layout.slot_spans(age))
+    filled = {"compressed": compressed, "recent": recent, "pending": [True] * (age % 4)}
+    for tier, expected in filled.items():
+        for states in tiers[tier]:
+            if states.numel():
+                (gradient,) = torch.autograd.grad((logits * torch.randn_like(logits)).sum(), states, retain_graph=True)
+                assert gradient[0].ne(0).any(dim=1).tolist() == expected, tier
+
+
+# --- other lengths, copies, devices and precisions --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit"}, {"compression": "mean", "norm": "post"}])
+def test_with_lengths_shares_all_parameters_and_equals_a_model_built_so(fields):
+    model, tokens = small_model(**fields).eval(), random_tokens(2, 40)
+    lengths = {"segment_length": 3, "memory_length": 7, "compressed_length": 5}
+    changed = with_lengths(model, **lengths)
+    built = small_model(seed=1, **fields, **lengths)
+    built.load_state_dict(model.state_dict())
+    assert torch.equal(changed(tokens).logits, built(tokens).logits)
+    assert changed.config == built.config
+    assert not changed.training
+    originals = dict(model.named_parameters())
+    assert {name for name, _ in changed.named_parameters()} == originals.keys()
+    for name, parameter in changed.named_parameters():
+        assert parameter is originals[name]
+
+
+def test_with_lengths_can_leave_compressed_memory_out_but_not_invent_it():
+    model = small_model()
+    plain = with_lengths(model, compressed_length=0)
+    assert not any("compression" in name for name in plain.state_dict())
+    with pytest.raises(CompressiveError, match=r"compressed_length \(4\) .*blocks.0.compression.weight; keep"):
+        with_lengths(plain, compressed_length=4)
+    with pytest.raises(CompressiveError, match=r"memory_length \(-1\) must be 0 or more"):
+        with_lengths(model, memory_length=-1)
+    with pytest.raises(CompressiveError, match=r"'d_model' is not a length; .*segment_length"):
+        with_lengths(model, d_model=16)
+
+
+def test_two_calls_are_the_same_to_the_bit_and_a_copy_is_independent():
+    model, tokens = small_model(), random_tokens(2, 30)
+    first = model(tokens)
+    duplicate = copy.deepcopy(model)
+    with torch.no_grad():
+        duplicate.embedding.weight.zero_()
+    second = model(tokens)
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.compression_loss, second.compression_loss)
+    assert_same_memory(model, first.memory, second.memory, 0.0)
+    assert not duplicate(tokens).logits.any()
+
+
+def test_nothing_that_depends_on_data_is_kept_in_the_module():
+    model = small_model()
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    model(random_tokens(2, 30))
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize("compression", sorted(COMPRESSIONS))
+def test_a_model_built_on_the_meta_device_works_once_weights_are_assigned(compression):
+    model, tokens = small_model(compression=compression), random_tokens(2, 30)
+    with torch.device("meta"):
+        empty = CompressiveTransformer(model.config)
+    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
+    empty.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(empty(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_has_the_dtype_of_the_parameters(dtype):
+    model = small_model().to(dtype)
+    output = model(random_tokens(2, 30))
+    assert output.logits.dtype == dtype
+    assert {states.dtype for states in output.memory.recent + output.memory.compressed} == {dtype}
+
+
+@pytest.mark.parametrize("fields", [{}, {"norm": "post", "compressed_position": "unit"}, {"compression": "mean"}])
+def test_bf16_autocast_is_close_to_fp32_and_finite_and_keeps_memory_in_fp32(fields):
+    model, tokens = small_model(**fields).float(), random_tokens(2, 44)
+    exact = model(tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        memory, logits, losses = None, [], []
+        for segment in tokens.split(4, dim=1):
+            output = model(segment, memory)
+            memory = output.memory
+            logits.append(output.logits)
+            losses.append(output.compression_loss)
+            loss = next_token_loss(output.logits[:, :-1], segment[:, 1:]) + output.compression_loss
+            loss.backward()
+    assert {states.dtype for states in memory.compressed + memory.recent} == {torch.float32}
+    torch.testing.assert_close(torch.cat(logits, 1).float(), exact.logits, rtol=0.1, atol=0.3)
+    torch.testing.assert_close(sum(losses).float(), exact.compression_loss, rtol=0.1, atol=0.01)
+    for parameter in model.parameters():
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.isfinite().all()
+
+
+def test_inference_mode_leaves_nothing_behind_that_training_could_not_use():
+    model, tokens = small_model(d_model=6), random_tokens(2, 30)  # a width no other test uses: nothing is cached yet
+    with torch.inference_mode():
+        logits = model(tokens).logits
+    output = model(tokens)
+    next_token_loss(output.logits, tokens).backward()
+    assert torch.equal(output.logits, logits)
+
+
+def test_dropout_acts_in_training_only():
+    model, tokens = small_model(dropout=0.5), random_tokens(1, 8)
+    assert not torch.equal(model(tokens).logits, model(tokens).logits)
+    model.eval()
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
+
+
+def test_tokens_may_be_32_bit():
+    model, tokens = small_model(), random_tokens(2, 30)
+    assert torch.equal(model(tokens.int()).logits, model(tokens).logits)
+
+
+def test_reconstruction_error_is_relative_to_the_target():
+    model, tokens = small_model(), random_tokens(2, 60)
+    memory = model(tokens[:, :20]).memory
+    halved = copy.deepcopy(model)
+    for block in halved.blocks:
+        torch.nn.init.zeros_(block.compression.weight)
+    error = halved(tokens[:, 20:], memory).reconstruction_error
+    assert_close(error, torch.ones(2).double())  # a slot of zeros reconstructs nothing at all
+    assert model(tokens[:, :4]).reconstruction_error.tolist() == [0.0, 0.0]
+    with torch.no_grad():
+        output = model(tokens)
+    assert output.compression_loss == 0
+
+
+# --- a compression function of one's own ------------------------------------------------------------------------
+
+
+class MedianPool(Compression):
+    def forward(self, evicted):
+        return evicted.median(dim=2).values
+
+
+def test_a_users_own_compression_function_works_end_to_end(monkeypatch):
+    monkeypatch.setitem(COMPRESSIONS, "median", MedianPool)
+    model, tokens = small_model(compression="median", n_layers=1), random_tokens(2, 40)
+    memory = model(tokens).memory
+    states = model.blocks[0].attention_norm(model.embedding(tokens))  # what the only layer reads
+    compressed, _ = SlotLayout.of(model.config).slot_spans(40)
+    for slot, span in enumerate(compressed):
+        assert_close(memory.compressed[0][:, slot], states[:, span.start : span.stop].median(dim=1).values)
+    logits, _, _ = read_in_pieces(model, tokens, [[1, 1]] * 40)
+    assert_close(logits, model(tokens).logits)
+    next_token_loss(model(tokens).logits, tokens).backward()
+
+
+# --- losses and errors ------------------------------------------------------------------------------------------
+
+
+def test_next_token_loss_is_the_mean_over_the_targets_that_count():
+    logits, targets = torch.randn(2, 3, 11).double(), torch.tensor([[1, -100, 3], [4, 5, -100]])
+    chosen = [(0, 0, 1), (0, 2, 3), (1, 0, 4), (1, 1, 5)]
+    expected = -sum(logits.log_softmax(-1)[place] for place in chosen) / 4
+    assert_close(next_token_loss(logits, targets), expected)
+    assert next_token_loss(logits, torch.full((2, 3), -100)) == 0
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [torch.zeros(2, 3), torch.zeros(3).long(), torch.zeros(2, 0).long(), torch.zeros(0, 3).long(), torch.tensor(3)],
+    ids=["float", "one axis", "no token", "no lane", "no axis"],
+)
+def test_tokens_that_are_no_batch_of_integers_are_refused(tokens):
+    with pytest.raises(CompressiveError, match=r"tokens must be integers \[batch, chunk\].* got torch\.\w+ \["):
+        small_model()(tokens)
+
+
+@pytest.mark.parametrize("lengths", [[3, 5], [-1, 4]])
+def test_lengths_out_of_range_are_refused(lengths):
+    with pytest.raises(CompressiveError, match=r"lengths must lie in 0 \.\. 4, the chunk's length, got \["):
+        small_model()(random_tokens(2, 4), None, torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("lengths", [torch.tensor([4]), torch.tensor([4.0, 4.0]), torch.tensor(4)])
+def test_lengths_that_are_no_integer_a_lane_are_refused(lengths):
+    with pytest.raises(CompressiveError, match=r"lengths must be int64 \[batch = 2\], got torch\."):
+        small_model()(random_tokens(2, 4), None, lengths)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"memory_length": 9},
+        {"compressed_length": 2},
+        {"n_layers": 1},
+        {"d_model": 4},
+        {"segment_length": 7},  # the same slots, but 4 pending states where 8 are needed
+    ],
+    ids=str,
+)
+def test_the_memory_of_another_model_is_refused(other):
+    memory = small_model(**other)(random_tokens(2, 18)).memory
+    model = small_model(segment_length=10 if "segment_length" in other else 4)
+    with pytest.raises(CompressiveError, match=r"memory does not fit: .*start from model.empty_memory\(2\)"):
+        model(random_tokens(2, 4), memory)
+
+
+def test_the_memory_of_another_batch_is_refused():
+    model = small_model()
+    with pytest.raises(CompressiveError, match=r"memory does not fit: .*\(2, 3, 3, 8\).* got \[\(2, 2, 3, 8\)"):
+        model(random_tokens(3, 4), model.empty_memory(2))
+    with pytest.raises(CompressiveError, match=r"batch \(0\) must be 1 or more"):
+        model.empty_memory(0)
