@@ -40,7 +40,9 @@ def small_config(**fields: object) -> ModelConfig:
 configs = st.builds(small_config, n_layers=st.integers(1, 2), **lengths, **variants)
 
 
-def small_model(config: ModelConfig | None = None, *, seed: int = 0, **fields: object) -> CompressiveTransformer:
+def small_model(
+    config: ModelConfig | None = None, *, seed: int = 0, **fields: object
+) -> CompressiveTransformer:
     """A model in float64 whose parameters are far from their first values, biases included."""
     torch.manual_seed(seed)
     model = CompressiveTransformer(config or small_config(**fields)).double()

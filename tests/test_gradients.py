@@ -26,7 +26,9 @@ def gradients(loss, model):
     names, parameters = zip(*model.named_parameters(), strict=True)
     if not loss.requires_grad:
         return dict.fromkeys(names)
-    return dict(zip(names, torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True), strict=True))
+    return dict(
+        zip(names, torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True), strict=True)
+    )
 
 
 def assert_same_gradients(actual, expected):
@@ -115,7 +117,12 @@ def test_finite_differences_agree_with_the_compression_loss(layer, norm):
 
 @pytest.mark.parametrize(
     "name",
-    ["attention.key_value.weight", "attention.position_bias", "attention.position.weight", "attention_norm.weight"],
+    [
+        "attention.key_value.weight",
+        "attention.position_bias",
+        "attention.position.weight",
+        "attention_norm.weight",
+    ],
 )
 @pytest.mark.parametrize("position", ["span", "unit"])
 def test_finite_differences_agree_with_the_task_loss(name, position):
@@ -157,7 +164,9 @@ def test_many_segments_train_one_after_another_without_any_graph_between_them():
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize("fields", [{"compression_loss": "none"}, {"compression": "mean"}, {"compressed_length": 0}])
+@pytest.mark.parametrize(
+    "fields", [{"compression_loss": "none"}, {"compression": "mean"}, {"compressed_length": 0}]
+)
 def test_what_nothing_trains_has_no_compression_loss(fields):
     model, stream = small_model(**fields), random_tokens(2, 40)
     output = model(stream)
@@ -173,7 +182,8 @@ def test_the_loss_does_not_depend_on_how_lanes_are_split():
     memory = model(stream[:, :30], None, ages).memory
     together = model(stream[:, 30:], memory).compression_loss
     halves = [
-        model(stream[lanes, 30:], memory.select(torch.tensor(lanes))).compression_loss for lanes in ([0, 1], [2, 3])
+        model(stream[lanes, 30:], memory.select(torch.tensor(lanes))).compression_loss
+        for lanes in ([0, 1], [2, 3])
     ]
     assert_close(together, sum(halves) / 2, 1e-12)
     assert halves[0] != halves[1]
@@ -188,11 +198,13 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
         gradient.sum().backward()
 
 
-@pytest.mark.parametrize("ages", [(0, 0), (9, 9), (2, 15)])
+@pytest.mark.parametrize("ages", [(0, 0), (9, 9), (1, 14)])
 @pytest.mark.parametrize("position", ["span", "unit"])
 def test_finite_differences_agree_with_headwise_attention(position, ages, monkeypatch):
     # The tensors of a real call: two grids; step 3 and rows of each lane's own where ages differ.
-    model = small_model(compressed_position=position, n_layers=1, d_model=4, memory_length=2, compressed_length=2)
+    model = small_model(
+        compressed_position=position, n_layers=1, d_model=4, memory_length=2, compressed_length=2
+    )
     stream, calls, apply = random_tokens(2, 18), [], HeadwiseAttention.apply
     memory = model(stream[:, :15], None, torch.tensor(ages)).memory if any(ages) else None
     monkeypatch.setattr(HeadwiseAttention, "apply", lambda *tensors: calls.append(tensors) or apply(*tensors))

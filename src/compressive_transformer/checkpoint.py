@@ -86,7 +86,9 @@ def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[s
                 _compare(path, file, like)
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
-        raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
+        raise CompressiveError(
+            f"{path}: not a readable safetensors file, it may be damaged: {error}"
+        ) from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from .corpus import open_corpus
 from .corpus import prepare as prepare_corpus
 from .demo import run_demo
 from .errors import CompressiveError
+from .evaluate import beginnings
 from .evaluate import evaluate as evaluate_model
 from .model import CompressiveTransformer, with_lengths
 from .stream import Stream
@@ -91,9 +93,7 @@ def train(
     model_config = from_mapping(ModelConfig, tables["model"], "model")
     torch.manual_seed(train_config.seed)
     model = CompressiveTransformer(model_config)
-    train_model(
-        model, corpus, train_config, run, resume=resume, stop_at=stop_at, tensorboard=tensorboard
-    )
+    train_model(model, corpus, train_config, run, resume=resume, stop_at=stop_at, tensorboard=tensorboard)
     _say(f"the run is in {run}; try: compressive evaluate {run} {data}")
 
 
@@ -105,6 +105,7 @@ def evaluate(
     batch: int = 8,
     memory_length: int | None = None,
     compressed_length: int | None = None,
+    tokens: int = 0,
     json: bool = False,
     out: Path | None = None,
 ) -> None:
@@ -119,14 +120,17 @@ def evaluate(
         batch: Documents that are read side by side.
         memory_length: Slots of recent memory, if other than in training.
         compressed_length: Slots of compressed memory, if other than in training.
+        tokens: Score about this many tokens only, the beginning of each document; 0 for all.
         json: Print everything as JSON, document by document.
         out: Write that JSON to a file as well.
     """
-    model, _ = load(run)
+    model, tokenizer = load(run)
     lengths = {"memory_length": memory_length, "compressed_length": compressed_length}
     if changed := {name: length for name, length in lengths.items() if length is not None}:
         model = with_lengths(model, **changed)
     chosen = open_corpus(data).split(split)
+    if tokens:
+        chosen = beginnings(chosen, tokenizer, tokens)
     total, done = sum(document.tokens for document in chosen.documents), 0
 
     def progress(tokens: int) -> None:
@@ -168,9 +172,7 @@ def generate(
     stream = Stream(model.to(_device()), tokenizer)
     if prompt is not None:
         stream.read(_read_prompt(prompt))
-    pieces = stream.pieces(
-        tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
-    )
+    pieces = stream.pieces(tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
@@ -185,7 +187,13 @@ def demo(out: Path = Path("demo")) -> None:
     run_demo(out)
 
 
-COMMANDS = {"prepare": prepare, "train": train, "evaluate": evaluate, "generate": generate, "demo": demo}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": prepare,
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "demo": demo,
+}
 
 
 def main() -> None:

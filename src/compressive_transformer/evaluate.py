@@ -156,8 +156,7 @@ def beginnings(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
     for index, document in enumerate(split.documents):
         if document.tokens > share:
             text = tokenizer.decode(split.read(index, 0, share))
-            counts = {"words": len(text.split()), "bytes": len(text.encode())}
-            document = replace(document, tokens=share, **counts)
+            document = replace(document, tokens=share, words=len(text.split()), bytes=len(text.encode()))
         documents.append(document)
     return replace(split, documents=tuple(documents))
 

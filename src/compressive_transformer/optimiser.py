@@ -29,7 +29,7 @@ class Optimiser:
 
     def __init__(self, model: CompressiveTransformer, config: TrainConfig) -> None:
         self.config = config
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self.compression = [p for name, p in model.named_parameters() if ".compression." in name]
         own = set(self.compression)
         self.network = [p for p in model.parameters() if p not in own]
@@ -38,7 +38,9 @@ class Optimiser:
             {"params": [p for p in self.network if p.ndim < 2], "weight_decay": 0.0},
             {"params": self.compression, "weight_decay": config.compression_weight_decay},
         ]
-        self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98))
+        self.adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98)
+        )
 
     def step(self, step: int) -> Update:
         """Update all parameters with the rates of `step`, then forget the gradients."""

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from torch import Tensor
 
 from .errors import CompressiveError
@@ -144,4 +145,4 @@ def _board(out: Path) -> Any:
         raise CompressiveError(
             "TensorBoard is not installed; pip install 'compressive-transformer[tensorboard]'"
         ) from None
-    return SummaryWriter(str(out / "tensorboard"))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(out / "tensorboard"))

@@ -107,7 +107,9 @@ class Stream:
         self.memory, self._logits = output.memory, output.logits[0, -1]
 
 
-def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
+def sample(
+    logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator
+) -> int:
     """A token id drawn from `logits [vocab_size]`, as `Stream.write` describes."""
     if temperature == 0:
         return int(logits.argmax())

@@ -1,6 +1,6 @@
 """The training loop: lanes through the model with their memory, on one process or on many.
 
-    torchrun --nproc-per-node 2 -m compressive_transformer.cli train CONFIG DATA RUN
+torchrun --nproc-per-node 2 -m compressive_transformer.cli train CONFIG DATA RUN
 """
 
 from __future__ import annotations
@@ -122,7 +122,14 @@ class Trainer:
                     entry = sums.entry(self.processes)
                     sums = Sums()
                     if log:
-                        log.write({"step": step, "tokens": self.counters.tokens, **entry, **(asdict(update) if update else {})})
+                        log.write(
+                            {
+                                "step": step,
+                                "tokens": self.counters.tokens,
+                                **entry,
+                                **(asdict(update) if update else {}),
+                            }
+                        )
                 if config.validate_every and (step % config.validate_every == 0 or step == config.steps):
                     result = self.validate()
                     if log:
@@ -138,7 +145,9 @@ class Trainer:
         """One segment of each lane: forward, backward and, where its period ends, an update."""
         config, counters = self.config, self.counters
         period = update_period(config, counters.step + 1)
-        parts = [part.chunk(config.accumulation) for part in (segment.tokens, segment.targets, segment.starts)]
+        parts = [
+            part.chunk(config.accumulation) for part in (segment.tokens, segment.targets, segment.starts)
+        ]
         lengths = segment.lengths.chunk(config.accumulation)
         ends = counters.since_update + 1 >= period or counters.step + 1 == config.steps
         for index, (tokens, targets, starts) in enumerate(zip(*parts, strict=True)):
@@ -165,7 +174,9 @@ class Trainer:
         """The score on the validation split; the best model so far is kept as model.safetensors."""
         processes = self.processes
         batch = max(self.config.batch, processes.world)
-        result = evaluate(self.model, self.validation, batch=batch, rank=processes.rank, world=processes.world)
+        result = evaluate(
+            self.model, self.validation, batch=batch, rank=processes.rank, world=processes.world
+        )
         best = self.counters.best
         if best is None or result.total.bits_per_byte < best:
             self.counters.best = result.total.bits_per_byte

@@ -64,18 +64,9 @@ def prepare(
         dtype = "uint16" if made.vocab_size <= 2**16 else "uint32"
         splits, lossless = _write_tokens(folder, opened, made, DTYPES[dtype], report)
         assert lossless or kind == "huggingface", f"the tokenizer {kind} must be lossless"
-        index = {
-            "format": FORMAT,
-            "version": VERSION,
-            "source": opened.name,
-            "split_rule": opened.rule,
-            "newlines": NEWLINES,
-            "tokenizer": kind,
-            "vocab_size": made.vocab_size,
-            "lossless": lossless,
-            "dtype": dtype,
-            "splits": splits,
-        }
+        made_of = {"source": opened.name, "split_rule": opened.rule, "newlines": NEWLINES, "tokenizer": kind}
+        numbers = {"vocab_size": made.vocab_size, "lossless": lossless, "dtype": dtype}
+        index = {"format": FORMAT, "version": VERSION, **made_of, **numbers, "splits": splits}
         with _durable(folder / "documents.json") as file:
             file.write((json.dumps(index, ensure_ascii=False, indent=1) + "\n").encode("utf-8"))
     return open_corpus(out)

@@ -1,0 +1,174 @@
+"""Configurations say what was wrong with which field, and what would be right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from small import configs, law
+
+from compressive_transformer.config import ModelConfig, TrainConfig, as_table, from_mapping, read_settings
+from compressive_transformer.errors import CompressiveError
+
+
+def refuses(message):
+    return pytest.raises(CompressiveError, match=message)
+
+
+# --- fields -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 0}, r"^vocab_size \(0\) must be 1 or more$"),
+        ({"segment_length": 0}, r"^segment_length \(0\) must be 1 or more$"),
+        ({"compression_rate": 0}, r"^compression_rate \(0\) must be 1 or more$"),
+        ({"n_layers": -2}, r"^n_layers \(-2\) must be 1 or more$"),
+        ({"memory_length": -1}, r"^memory_length \(-1\) must be 0 or more$"),
+        ({"compressed_length": -1}, r"^compressed_length \(-1\) must be 0 or more$"),
+        ({"dropout": -0.1}, r"^dropout \(-0.1\) must be 0 or more$"),
+        ({"dropout": 1.0}, r"^dropout \(1.0\) must be in \[0, 1\)$"),
+        ({"dropout": math.nan}, r"^dropout \(nan\) must be 0 or more$"),
+        ({"d_model": 64, "n_heads": 7}, r"n_heads \(7\) must divide d_model \(64\); the nearest that does is 8"),
+        ({"d_model": 7, "n_heads": 7}, r"^d_model \(7\) must be even"),
+        ({"d_model": "64"}, r"^d_model \('64'\) must be of type int$"),
+        ({"d_model": 64.0}, r"^d_model \(64.0\) must be of type int$"),
+        ({"n_layers": True}, r"^n_layers \(True\) must be of type int$"),
+        ({"dropout": "0.1"}, r"^dropout \('0.1'\) must be of type float$"),
+        ({"compression": 3}, r"^compression \(3\) must be of type str$"),
+        ({"norm": "middle"}, r"^norm \('middle'\) must be 'pre' or 'post'$"),
+        ({"compressed_position": "mean"}, r"^compressed_position \('mean'\) must be 'span' or 'unit'$"),
+        ({"empty_slots": []}, r"^empty_slots \(\[\]\) must be 'masked' or 'zeros'$"),
+        ({"compression_loss": "bptt"}, r"^compression_loss \('bptt'\) must be 'attention' or 'none'$"),
+    ],
+    ids=str,
+)
+def test_an_impossible_model_is_refused_by_field_value_and_limit(fields, message):
+    with refuses(message):
+        ModelConfig(**{"vocab_size": 11, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 0}, r"^steps \(0\) must be 1 or more$"),
+        ({"learning_rate": 0}, r"^learning_rate \(0.0\) must be more than 0$"),
+        ({"learning_rate": math.nan}, r"^learning_rate \(nan\) must be more than 0$"),
+        ({"clip": -1.0}, r"^clip \(-1.0\) must be more than 0$"),
+        ({"weight_decay": math.inf}, r"^weight_decay \(inf\) must be 0 or more$"),
+        ({"seed": -1}, r"^seed \(-1\) must be 0 or more$"),
+        ({"steps": 10, "warmup": 11}, r"^warmup \(11\) must be at most steps \(10\)$"),
+        ({"batch": 6, "accumulation": 4}, r"^accumulation \(4\) must divide batch \(6\)$"),
+        ({"precision": "fp16"}, r"^precision \('fp16'\) must be 'fp32' or 'bf16'$"),
+    ],
+    ids=str,
+)
+def test_an_impossible_training_run_is_refused_by_field_value_and_limit(fields, message):
+    with refuses(message):
+        TrainConfig(**fields)
+
+
+@pytest.mark.parametrize("kind", [ModelConfig, TrainConfig])
+def test_every_field_is_documented_and_checked(kind):
+    for field in dataclasses.fields(kind):
+        required = {"vocab_size": 11} if kind is ModelConfig else {}
+        with refuses(rf"^{field.name} \(\(\)\) must be "):
+            kind(**{**required, field.name: ()})
+
+
+def test_defaults_are_valid_and_an_integer_may_stand_for_a_float():
+    config = ModelConfig(vocab_size=256, dropout=0)
+    assert (config.dropout, config.d_ff) == (0.0, 2048)
+    assert type(config.dropout) is float
+    assert TrainConfig(clip=1).clip == 1.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.d_model = 8
+
+
+def test_temporal_range_and_attention_width_are_those_of_section_3_3():
+    sizes = {"vocab_size": 2, "d_model": 4, "n_heads": 2, "n_layers": 3, "segment_length": 3}
+    config = ModelConfig(**sizes, memory_length=6, compressed_length=6, compression_rate=3)
+    assert config.temporal_range == 3 * (6 + 3 * 6)
+    assert config.attention_width == 6 + 6 + 3
+    # Equal attention cost, twice the range of a Transformer-XL.
+    plain = ModelConfig(**sizes, memory_length=12, compressed_length=0, compression_rate=3)
+    assert plain.attention_width == config.attention_width
+    assert config.temporal_range == 2 * plain.temporal_range
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+@settings(law, max_examples=20)
+@given(config=configs)
+def test_a_config_is_what_its_table_describes(config):
+    assert from_mapping(ModelConfig, as_table(config), "here") == config
+
+
+def test_an_unknown_field_is_refused_with_the_nearest_name():
+    with refuses(r"^small.toml: unknown field 'memory_lenght'; did you mean memory_length\?$"):
+        from_mapping(ModelConfig, {"vocab_size": 2, "memory_lenght": 3}, "small.toml")
+    with refuses(r"^here: unknown field 'zzz'; known fields: steps, batch, "):
+        from_mapping(TrainConfig, {"zzz": 3}, "here")
+
+
+def test_a_missing_field_and_a_wrong_value_are_refused_with_their_place():
+    with refuses(r"^here: field 'vocab_size' is missing$"):
+        from_mapping(ModelConfig, {}, "here")
+    with refuses(r"^here: n_layers \(0\) must be 1 or more$"):
+        from_mapping(ModelConfig, {"vocab_size": 2, "n_layers": 0}, "here")
+
+
+# --- files and overrides ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toml(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text('[model]\nn_layers = 2\ncompression = "mean"\n[train]\nclip = 0.5\n', encoding="utf-8")
+    return path
+
+
+def test_overrides_lie_over_the_file(toml):
+    overrides = ["model.n_layers=3", "model.compression=conv", "train.clip=1e-1", "model.norm='a=b'"]
+    assert read_settings(toml) == {"model": {"n_layers": 2, "compression": "mean"}, "train": {"clip": 0.5}}
+    assert read_settings(toml, overrides) == {
+        "model": {"n_layers": 3, "compression": "conv", "norm": "'a=b'"},
+        "train": {"clip": 0.1},
+    }
+
+
+def test_both_tables_are_there_even_if_the_file_is_empty(tmp_path):
+    (tmp_path / "empty.toml").touch()
+    assert read_settings(tmp_path / "empty.toml", ["train.seed=3"]) == {"model": {}, "train": {"seed": 3}}
+
+
+@pytest.mark.parametrize("override", ["seed=3", "model.n_layers", "training.seed=3", "=3", ""])
+def test_a_malformed_override_is_refused_with_an_example(toml, override):
+    with refuses(rf"^--set {override}: expected model.FIELD=VALUE or train.FIELD=VALUE, for example "):
+        read_settings(toml, [override])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[model\n", r"not a readable TOML file: .*line 1"),
+        (b"\xff\xfe", r"not a readable TOML file: .*utf-8"),
+        (b"[models]\nn_layers = 2\n", r"unknown table or field 'models'; expected tables \[model\] and \[train\]"),
+        (b"n_layers = 2\n", r"unknown table or field 'n_layers'; expected tables"),
+        (b"model = 2\n", r"unknown table or field 'model'; expected tables"),
+    ],
+    ids=["syntax", "encoding", "table", "field", "no table"],
+)
+def test_a_file_that_is_no_settings_file_is_refused(tmp_path, content, message):
+    (tmp_path / "bad.toml").write_bytes(content)
+    with refuses(r"bad.toml: " + message):
+        read_settings(tmp_path / "bad.toml")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with refuses(r"none.toml: not a readable TOML file: .*No such file"):
+        read_settings(tmp_path / "none.toml")
