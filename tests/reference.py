@@ -20,9 +20,7 @@ def linear(weights, name, x):
 def layer_norm(weights, name, x):
     """Layer norm with epsilon 1e-5."""
     centred = x - x.mean()
-    return (
-        centred / torch.sqrt((centred**2).mean() + 1e-5) * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-    )
+    return centred / torch.sqrt((centred**2).mean() + 1e-5) * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
 def gelu(x):
@@ -75,9 +73,7 @@ class Lane:
         if not pre:
             attended = layer_norm(self.w, f"{name}.attention_norm", attended)
         inner = layer_norm(self.w, f"{name}.feed_forward_norm", attended) if pre else attended
-        inner = linear(
-            self.w, f"{name}.feed_forward.2", gelu(linear(self.w, f"{name}.feed_forward.0", inner))
-        )
+        inner = linear(self.w, f"{name}.feed_forward.2", gelu(linear(self.w, f"{name}.feed_forward.0", inner)))
         return attended + inner if pre else layer_norm(self.w, f"{name}.feed_forward_norm", attended + inner)
 
     def counts(self, committed):
@@ -171,9 +167,7 @@ class Lane:
                 results = []
                 for slots in (evicted, new):
                     both = [both_weight @ slot for slot in slots]
-                    scores = torch.stack(
-                        [query[part] @ b[: c.d_model][part] / math.sqrt(width) for b in both]
-                    )
+                    scores = torch.stack([query[part] @ b[: c.d_model][part] / math.sqrt(width) for b in both])
                     weights = torch.softmax(scores, 0)
                     results.append(sum(a * b[c.d_model :][part] for a, b in zip(weights, both, strict=True)))
                 total = total + ((results[0] - results[1]) ** 2).sum()

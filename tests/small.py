@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import reference
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import reference
 from compressive_transformer.config import ModelConfig
 from compressive_transformer.memory import Memory, SlotLayout
 from compressive_transformer.model import CompressiveTransformer
 
 law = settings(deadline=None, derandomize=True, database=None)
 
-# Drawn by hypothesis: rates that divide the segment and that do not, segments longer than memory, zero lengths.
+# Drawn by hypothesis: rates that divide the segment or do not, segments longer than memory, lengths of zero.
 lengths = {
     "segment_length": st.integers(1, 7),
     "memory_length": st.sampled_from([0, 1, 2, 3, 4, 6, 9]),
@@ -40,9 +40,7 @@ def small_config(**fields: object) -> ModelConfig:
 configs = st.builds(small_config, n_layers=st.integers(1, 2), **lengths, **variants)
 
 
-def small_model(
-    config: ModelConfig | None = None, *, seed: int = 0, **fields: object
-) -> CompressiveTransformer:
+def small_model(config: ModelConfig | None = None, *, seed: int = 0, **fields: object) -> CompressiveTransformer:
     """A model in float64 whose parameters are far from their first values, biases included."""
     torch.manual_seed(seed)
     model = CompressiveTransformer(config or small_config(**fields)).double()
@@ -68,7 +66,7 @@ def read_in_pieces(
     memory: Memory | None = None,
     padding: int = 0,
 ) -> tuple[Tensor, Memory, Tensor]:
-    """Logits, memory and summed compression loss; in call k, lane b reads the next `pieces[k][b]` of its tokens.
+    """Logits, memory and summed compression loss; in call k, lane b reads its next `pieces[k][b]` tokens.
 
     Padding, `padding` tokens beyond the longest piece, is random.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import assert_close
 from torch.nn import functional
 
 from compressive_transformer.compression import (
@@ -17,6 +16,7 @@ from compressive_transformer.compression import (
     build_compression,
 )
 from compressive_transformer.errors import CompressiveError
+from small import assert_close
 
 
 def random_groups(rate, *, batch=2, groups=5, d_model=6):
@@ -68,7 +68,7 @@ def test_a_subclass_without_forward_says_so():
         Empty(6, 3)(random_groups(3))
 
 
-# --- attention reconstruction -----------------------------------------------------------------------------------
+# --- attention reconstruction ---
 
 
 def random_problem(rate=3, groups=4):
@@ -97,9 +97,7 @@ def naive_squares(queries, evicted, compressed, project):
 @pytest.mark.parametrize("counts", [(4, 4, 4), (0, 2, 4), (0, 0, 1)])
 def test_the_loss_is_the_mean_over_lanes_of_what_each_lane_lost(counts):
     queries, evicted, compressed, project = random_problem()
-    loss, error = attention_reconstruction(
-        queries, evicted, compressed, counts=torch.tensor(counts), project=project
-    )
+    loss, error = attention_reconstruction(queries, evicted, compressed, counts=torch.tensor(counts), project=project)
     lanes = [
         naive_squares(queries[b], evicted[b, -count:], compressed[b, -count:], project)
         for b, count in enumerate(counts)

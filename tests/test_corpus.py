@@ -76,9 +76,7 @@ def fails_with(message: str, tmp_path: Path, source: str | Path, **options: Any)
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_every_document_comes_back_and_is_counted_right(tmp_path: Path, kind: str) -> None:
-    prepare(
-        write_folder(tmp_path / "texts", HARD), tmp_path / "data", tokenizer=kind, vocab_size=270, holdout=0
-    )
+    prepare(write_folder(tmp_path / "texts", HARD), tmp_path / "data", tokenizer=kind, vocab_size=270, holdout=0)
     corpus = open_corpus(tmp_path / "data")
     assert corpus.lossless
     assert read_texts(corpus.train, corpus) == [translated(text) for text in HARD]
@@ -94,9 +92,7 @@ def test_every_document_comes_back_and_is_counted_right(tmp_path: Path, kind: st
 
 def test_the_sample_has_the_words_that_its_readme_says(tmp_path: Path) -> None:
     corpus = prepare(SAMPLE, tmp_path / "data")
-    words = {
-        name: sum(document.words for document in split.documents) for name, split in corpus.splits.items()
-    }
+    words = {name: sum(document.words for document in split.documents) for name, split in corpus.splits.items()}
     assert words == {"train": 342_801, "validation": 75_651, "test": 80_370}
     with (SAMPLE / "metadata.csv").open(encoding="utf-8", newline="") as file:
         titles = {row[0]: row[1] for row in csv.reader(file)}
@@ -155,9 +151,7 @@ def test_part_of_a_document_is_that_part(small: Corpus) -> None:
         ((0, -1, 3), "tokens -1 to 3"),
     ],
 )
-def test_a_part_that_does_not_exist_is_refused(
-    small: Corpus, arguments: tuple[int, ...], message: str
-) -> None:
+def test_a_part_that_does_not_exist_is_refused(small: Corpus, arguments: tuple[int, ...], message: str) -> None:
     with pytest.raises(CompressiveError, match=message):
         small.train.read(*arguments)
 
@@ -221,9 +215,7 @@ def test_folders_named_as_splits_are_the_splits(tmp_path: Path) -> None:
     corpus = prepare(source, tmp_path / "data", holdout=10)
     assert list(corpus.splits) == ["train", "validation"]
     assert titles(corpus.validation) == ["val000", "val001"]
-    assert (
-        json.loads((tmp_path / "data/documents.json").read_text())["split_rule"] == "as the source has them"
-    )
+    assert json.loads((tmp_path / "data/documents.json").read_text())["split_rule"] == "as the source has them"
 
 
 def test_one_file_is_one_document_and_parents_of_the_corpus_are_made(tmp_path: Path) -> None:
@@ -319,12 +311,8 @@ def test_a_lossy_tokenizer_is_recorded_as_such(tmp_path: Path) -> None:
     lower = tokenizers.Tokenizer.from_str(train_bpe(HARD, 300).to_json())
     lower.normalizer = normalizers.Lowercase()
     HuggingFaceTokenizer(lower).save(tmp_path / "tokenizer.json")
-    lossless = prepare(
-        write_folder(tmp_path / "low", ["all is low"]), tmp_path / "a", tokenizer=tmp_path, holdout=0
-    )
-    lossy = prepare(
-        write_folder(tmp_path / "up", ["Not", "all"]), tmp_path / "b", tokenizer=tmp_path, holdout=0
-    )
+    lossless = prepare(write_folder(tmp_path / "low", ["all is low"]), tmp_path / "a", tokenizer=tmp_path, holdout=0)
+    lossy = prepare(write_folder(tmp_path / "up", ["Not", "all"]), tmp_path / "b", tokenizer=tmp_path, holdout=0)
     assert (lossless.lossless, lossless.train.lossless) == (True, True)
     assert (lossy.lossless, lossy.train.lossless) == (False, False)
     assert (open_corpus(tmp_path / "b").lossless, lossy.train.documents[0].words) == (False, 1)
@@ -383,9 +371,7 @@ SOURCES: dict[str, tuple[Make, str]] = {
     ),
     "empty lines of a split": (
         lambda path: (
-            write_lines(
-                write_lines(path / "texts/train.jsonl", [{"text": "a"}]).parent / "test.jsonl", []
-            ).parent
+            write_lines(write_lines(path / "texts/train.jsonl", [{"text": "a"}]).parent / "test.jsonl", []).parent
         ),
         "texts has no documents for test",
     ),
@@ -395,9 +381,7 @@ SOURCES: dict[str, tuple[Make, str]] = {
         r"has no \*\.txt files \(1 with \.md, 1 with no suffix\): rename",
     ),
     "both kinds": (
-        lambda path: (
-            write_lines(write_folder(path / "texts/train", ["a"]).parent / "train.jsonl", [{}]).parent
-        ),
+        lambda path: write_lines(write_folder(path / "texts/train", ["a"]).parent / "train.jsonl", [{}]).parent,
         r"texts has both train/ and train\.jsonl",
     ),
     "other file": (
@@ -585,9 +569,7 @@ def test_a_damaged_corpus_is_refused_with_the_file_named(small: Corpus, name: st
 
 
 def test_a_missing_corpus_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        CompressiveError, match=r"no corpus at .*none: make one with `compressive prepare SOURCE"
-    ):
+    with pytest.raises(CompressiveError, match=r"no corpus at .*none: make one with `compressive prepare SOURCE"):
         open_corpus(tmp_path / "none")
 
 
@@ -623,7 +605,5 @@ def test_the_index_holds_the_sha256_of_each_file_of_tokens(small: Corpus) -> Non
 
 def test_byte_tokens_on_disk_are_little_endian_words_of_the_bytes(small: Corpus) -> None:
     expected = "".join(translated(text) for number, text in enumerate(HARD) if number % 4 in (0, 3))
-    assert (small.path / "train.bin").read_bytes() == b"".join(
-        bytes([b, 0]) for b in expected.encode("utf-8")
-    )
+    assert (small.path / "train.bin").read_bytes() == b"".join(bytes([b, 0]) for b in expected.encode("utf-8"))
     assert isinstance(small.tokenizer, ByteTokenizer)

@@ -57,9 +57,7 @@ def test_one_pass_reads_each_token_of_each_document_once(
     lengths: list[int], batch: int, length: int, seed: int | None
 ) -> None:
     split = numbered_split(lengths)
-    targets = torch.cat(
-        [segment.targets.flatten() for segment in lanes(split, batch=batch, length=length, seed=seed)]
-    )
+    targets = torch.cat([segment.targets.flatten() for segment in lanes(split, batch=batch, length=length, seed=seed)])
     assert sorted(targets[targets != IGNORE].tolist()) == list(range(sum(lengths)))
 
 
@@ -290,9 +288,7 @@ def test_a_split_without_documents_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_position_that_does_not_fit_is_refused_and_changes_nothing(
-    change: dict[str, object], message: str
-) -> None:
+def test_a_position_that_does_not_fit_is_refused_and_changes_nothing(change: dict[str, object], message: str) -> None:
     stream = Lanes(numbered_split([3, 9, 12]), batch=2, length=4, seed=7, endless=True)
     next(stream)
     state = stream.state_dict()

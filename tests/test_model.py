@@ -10,6 +10,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from compressive_transformer.compression import COMPRESSIONS, Compression
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.memory import SlotLayout
+from compressive_transformer.model import CompressiveTransformer, next_token_loss, with_lengths
 from small import (
     assert_close,
     assert_same_memory,
@@ -23,12 +28,7 @@ from small import (
     small_model,
 )
 
-from compressive_transformer.compression import COMPRESSIONS, Compression
-from compressive_transformer.errors import CompressiveError
-from compressive_transformer.memory import SlotLayout
-from compressive_transformer.model import CompressiveTransformer, next_token_loss, with_lengths
-
-# --- equal to the reference -------------------------------------------------------------------------------------
+# --- equal to the reference ---
 
 
 def assert_memory_is_that_of_the_reference(model, memory, lanes):
@@ -52,9 +52,7 @@ def assert_memory_is_that_of_the_reference(model, memory, lanes):
 @given(config=configs, ages=st.tuples(st.integers(0, 12), st.integers(0, 12)), length=st.integers(1, 12))
 @example(config=small_config(segment_length=7, memory_length=2), ages=(0, 8), length=14)
 @example(config=small_config(segment_length=5, memory_length=0, compression_rate=4), ages=(3, 12), length=10)
-@example(
-    config=small_config(segment_length=1, memory_length=3, compressed_position="unit"), ages=(6, 9), length=1
-)
+@example(config=small_config(segment_length=1, memory_length=3, compressed_position="unit"), ages=(6, 9), length=1)
 def test_logits_memory_and_compression_loss_equal_the_reference(config, ages, length):
     model = small_model(config)
     lanes, stream = lanes_of(model, 2), random_tokens(2, 12 + length)
@@ -93,9 +91,7 @@ def test_without_compressed_memory_the_model_is_a_transformer_xl(memory_length, 
 def test_without_any_memory_each_segment_stands_alone():
     model, tokens = small_model(memory_length=0, compressed_length=0), random_tokens(2, 12)
     together = model(tokens)
-    assert_close(
-        together.logits, torch.cat([model(part).logits for part in tokens.split(4, dim=1)], dim=1), 1e-12
-    )
+    assert_close(together.logits, torch.cat([model(part).logits for part in tokens.split(4, dim=1)], dim=1), 1e-12)
     assert together.memory.recent[0].shape == together.memory.compressed[0].shape == (2, 0, 8)
 
 
@@ -117,7 +113,7 @@ def test_figure_1_each_step_turns_three_evicted_states_into_one():
                 assert torch.equal(memory.recent[layer][:, :3], before.recent[layer][:, 3:])
 
 
-# --- however a stream is cut ------------------------------------------------------------------------------------
+# --- however a stream is cut ---
 
 
 @pytest.mark.parametrize("segment_length", [3, 4])  # a multiple of the compression rate, and none
@@ -195,7 +191,7 @@ def test_a_call_in_which_no_lane_reads_leaves_memory_and_gradients_alone(read):
         assert parameter.grad is None or not parameter.grad.any(), name
 
 
-# --- what a prediction depends on -------------------------------------------------------------------------------
+# --- what a prediction depends on ---
 
 
 @settings(law, max_examples=15)
@@ -290,18 +286,14 @@ def test_each_filled_slot_is_read_and_no_other(config, age):
     for tier, expected in filled.items():
         for states in tiers[tier]:
             if states.numel():
-                (gradient,) = torch.autograd.grad(
-                    (logits * torch.randn_like(logits)).sum(), states, retain_graph=True
-                )
+                (gradient,) = torch.autograd.grad((logits * torch.randn_like(logits)).sum(), states, retain_graph=True)
                 assert gradient[0].ne(0).any(dim=1).tolist() == expected, tier
 
 
-# --- other lengths, copies, devices and precisions --------------------------------------------------------------
+# --- other lengths, copies, devices and precisions ---
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"compressed_position": "unit"}, {"compression": "mean", "norm": "post"}]
-)
+@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit"}, {"compression": "mean", "norm": "post"}])
 def test_with_lengths_shares_all_parameters_and_equals_a_model_built_so(fields):
     model, tokens = small_model(**fields).eval(), random_tokens(2, 40)
     lengths = {"segment_length": 3, "memory_length": 7, "compressed_length": 5}
@@ -321,9 +313,7 @@ def test_with_lengths_can_leave_compressed_memory_out_but_not_invent_it():
     model = small_model()
     plain = with_lengths(model, compressed_length=0)
     assert not any("compression" in name for name in plain.state_dict())
-    with pytest.raises(
-        CompressiveError, match=r"compressed_length \(4\) .*blocks.0.compression.weight; keep"
-    ):
+    with pytest.raises(CompressiveError, match=r"compressed_length \(4\) .*blocks.0.compression.weight; keep"):
         with_lengths(plain, compressed_length=4)
     with pytest.raises(CompressiveError, match=r"memory_length \(-1\) must be 0 or more"):
         with_lengths(model, memory_length=-1)
@@ -370,9 +360,7 @@ def test_memory_has_the_dtype_of_the_parameters(dtype):
     assert {states.dtype for states in output.memory.recent + output.memory.compressed} == {dtype}
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"norm": "post", "compressed_position": "unit"}, {"compression": "mean"}]
-)
+@pytest.mark.parametrize("fields", [{}, {"norm": "post", "compressed_position": "unit"}, {"compression": "mean"}])
 def test_bf16_autocast_is_close_to_fp32_and_finite_and_keeps_memory_in_fp32(fields):
     model, tokens = small_model(**fields).float(), random_tokens(2, 44)
     exact = model(tokens)
@@ -431,7 +419,7 @@ def test_reconstruction_error_is_relative_to_the_target():
     assert output.compression_loss == 0
 
 
-# --- a compression function of one's own ------------------------------------------------------------------------
+# --- a compression function of one's own ---
 
 
 class MedianPool(Compression):
@@ -452,7 +440,18 @@ def test_a_users_own_compression_function_works_end_to_end(monkeypatch):
     next_token_loss(model(tokens).logits, tokens).backward()
 
 
-# --- losses and errors ------------------------------------------------------------------------------------------
+class PreciseMean(Compression):
+    def forward(self, evicted):
+        return evicted.double().mean(dim=2)
+
+
+def test_a_compression_function_in_another_dtype_leaves_memory_in_the_parameters_dtype(monkeypatch):
+    monkeypatch.setitem(COMPRESSIONS, "precise", PreciseMean)
+    memory = small_model(compression="precise").float()(random_tokens(2, 40)).memory
+    assert {states.dtype for states in memory.compressed} == {torch.float32}
+
+
+# --- losses and errors ---
 
 
 def test_next_token_loss_is_the_mean_over_the_targets_that_count():
@@ -475,9 +474,7 @@ def test_next_token_loss_is_the_mean_over_the_targets_that_count():
     ids=["float", "one axis", "no token", "no lane", "no axis"],
 )
 def test_tokens_that_are_no_batch_of_integers_are_refused(tokens):
-    with pytest.raises(
-        CompressiveError, match=r"tokens must be integers \[batch, chunk\].* got torch\.\w+ \["
-    ):
+    with pytest.raises(CompressiveError, match=r"tokens must be integers \[batch, chunk\].* got torch\.\w+ \["):
         small_model()(tokens)
 
 
@@ -513,9 +510,7 @@ def test_the_memory_of_another_model_is_refused(other):
 
 def test_the_memory_of_another_batch_is_refused():
     model = small_model()
-    with pytest.raises(
-        CompressiveError, match=r"memory does not fit: .*\(2, 3, 3, 8\).* got \[\(2, 2, 3, 8\)"
-    ):
+    with pytest.raises(CompressiveError, match=r"memory does not fit: .*\(2, 3, 3, 8\).* got \[\(2, 2, 3, 8\)"):
         model(random_tokens(3, 4), model.empty_memory(2))
     with pytest.raises(CompressiveError, match=r"batch \(0\) must be 1 or more"):
         model.empty_memory(0)

@@ -46,9 +46,7 @@ def foreign(
     """A character-level tokenizer in the way of SentencePiece, with a special token."""
     pieces = [("<s>", 0.0), *[(piece, -1.0) for piece in vocabulary]]
     names = [piece for piece, _ in pieces]
-    model = models.Unigram(
-        pieces, unk_id=names.index(unknown) if unknown else None, byte_fallback="<0x00>" in names
-    )
+    model = models.Unigram(pieces, unk_id=names.index(unknown) if unknown else None, byte_fallback="<0x00>" in names)
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     if decoder:
@@ -137,9 +135,7 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(vocab_size: int) -> None
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE, SENTENCEPIECE], ids=["bytes", "bpe", "sentencepiece"])
 @pytest.mark.parametrize("surrogate", [chr(0xD800), chr(0xDFFF)])
 def test_a_lone_surrogate_is_refused_with_its_position(tokenizer: Tokenizer, surrogate: str) -> None:
-    with pytest.raises(
-        CompressiveError, match=rf"character 3 \(U\+{ord(surrogate):04X}\) is a lone surrogate"
-    ):
+    with pytest.raises(CompressiveError, match=rf"character 3 \(U\+{ord(surrogate):04X}\) is a lone surrogate"):
         tokenizer.encode(f"abc{surrogate}d")
 
 
@@ -153,9 +149,7 @@ def decode_one_by_one(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 @lossless
 @given(data=st.data())
-def test_decoding_one_by_one_gives_what_decode_gives_for_any_ids(
-    tokenizer: Tokenizer, data: st.DataObject
-) -> None:
+def test_decoding_one_by_one_gives_what_decode_gives_for_any_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
     assert decode_one_by_one(tokenizer, ids) == tokenizer.decode(ids)
 
@@ -196,9 +190,7 @@ def test_a_flush_gives_the_incomplete_rest_and_begins_anew(tokenizer: Tokenizer)
 @pytest.mark.parametrize("beyond", [-1, 0])
 def test_ids_that_do_not_exist_are_refused(tokenizer: Tokenizer, beyond: int) -> None:
     id = tokenizer.vocab_size if beyond == 0 else beyond
-    with pytest.raises(
-        CompressiveError, match=f"token id {id} does not exist: ids are 0 to {tokenizer.start}"
-    ):
+    with pytest.raises(CompressiveError, match=f"token id {id} does not exist: ids are 0 to {tokenizer.start}"):
         tokenizer.decode([id])
     with pytest.raises(CompressiveError, match=f"token id {id} does not exist"):
         tokenizer.decoder()(id)
@@ -233,9 +225,7 @@ def test_a_foreign_tokenizer_neither_cuts_nor_pads() -> None:
 
 
 def test_an_unknown_character_is_named() -> None:
-    tokenizer = HuggingFaceTokenizer(
-        foreign(vocabulary=["<unk>", "▁", *"abc"], decoder=None, unknown="<unk>")
-    )
+    tokenizer = HuggingFaceTokenizer(foreign(vocabulary=["<unk>", "▁", *"abc"], decoder=None, unknown="<unk>"))
     assert len(tokenizer.encode("ab c")) == 6 - 1
     with pytest.raises(CompressiveError, match="the tokenizer has no token for 'é'"):
         tokenizer.encode("abé")
@@ -263,9 +253,7 @@ def test_a_byte_level_tokenizer_of_others_decodes_added_tokens_as_the_library_do
     ours = HuggingFaceTokenizer(tokenizers.Tokenizer.from_str(theirs.to_str()))
     assert ours.vocab_size == BPE.vocab_size + 2
     ids = [*BPE.encode("Alice ").tolist(), BPE.vocab_size - 1, BPE.vocab_size]
-    assert (
-        ours.decode(ids) == "Alice <|start of text|><|é 中|>" == theirs.decode(ids, skip_special_tokens=False)
-    )
+    assert ours.decode(ids) == "Alice <|start of text|><|é 中|>" == theirs.decode(ids, skip_special_tokens=False)
 
 
 # --- files ---

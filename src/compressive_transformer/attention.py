@@ -80,9 +80,7 @@ class RelativeAttention(nn.Module):
             rows = rows[:, grid.lanes.to(rows.device)]
         shifted = self._scaled(queries + bias, rows)
         step = rows.shape[0]
-        grouped = shifted.unflatten(1, (-1, step)).permute(
-            2, 0, 1, 3, 4
-        )  # i = step * a + b -> [b, batch, a, ...]
+        grouped = shifted.unflatten(1, (-1, step)).permute(2, 0, 1, 3, 4)  # i = step * a + b -> [b, batch, a, ...]
         return grouped.contiguous(), rows, grid.slots
 
     def _heads(self, states: Tensor) -> Tensor:
@@ -178,9 +176,7 @@ class HeadwiseAttention(torch.autograd.Function):
         d_content, d_keys, d_values = (torch.empty_like(states) for states in (content, keys, values))
         d_grids = [torch.empty_like(part) for part in grids]
         # What lies outside of the shifted view stays zero from head to head.
-        buffers = [
-            q.new_zeros(*q.shape[:3], rows.shape[2]) for q, rows in zip(grids[::2], grids[1::2], strict=True)
-        ]
+        buffers = [q.new_zeros(*q.shape[:3], rows.shape[2]) for q, rows in zip(grids[::2], grids[1::2], strict=True)]
         for head in range(n_heads):
             weights, d_mixed = kept[head], gradient[:, :, head]
             d_values[:, :, head] = torch.bmm(weights.transpose(1, 2), d_mixed)

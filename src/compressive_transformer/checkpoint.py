@@ -25,6 +25,7 @@ from .tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def save(run: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer) -> None:
@@ -69,14 +70,18 @@ def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write named tensors as safetensors, whole or not at all."""
     with whole_file(path) as temporary:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+        try:
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+        except SafetensorError as error:  # a full disk, for example
+            raise CompressiveError(f"{path}: cannot be written: {error}") from None
 
 
 def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU.
 
-    With `like`, names, shapes and dtypes are compared with the file's header before anything is read. Raises
-    CompressiveError for a missing or damaged file and for the first tensor that does not fit.
+    With `like`, names and shapes are compared with the file's header before anything is read, and all tensors
+    must have one floating-point dtype. Raises CompressiveError for a missing or damaged file and for the first
+    tensor that does not fit.
     """
     if not path.is_file():
         raise CompressiveError(f"{path}: no such file")
@@ -86,9 +91,7 @@ def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[s
                 _compare(path, file, like)
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
-        raise CompressiveError(
-            f"{path}: not a readable safetensors file, it may be damaged: {error}"
-        ) from None
+        raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -173,11 +176,11 @@ class ResumePoint:
         return state
 
     def shared(self) -> dict[str, Tensor]:
-        """Parameters, optimiser state and gradients."""
+        """Parameters and optimiser state."""
         return load_tensors(self.folder / "training.safetensors")
 
     def process(self, rank: int) -> dict[str, Tensor]:
-        """Memory and random state of one process."""
+        """Memory, accumulated gradients and random state of one process."""
         return load_tensors(self.folder / f"process-{rank}.safetensors")
 
 
@@ -194,3 +197,8 @@ def _compare(path: Path, file: Any, like: Mapping[str, Tensor]) -> None:
                 f"{path}: tensor {name!r} has shape {shape}, the config says {list(expected.shape)}; "
                 "the file belongs to another model"
             )
+    dtypes = {file.get_slice(name).get_dtype() for name in like}
+    if len(dtypes) != 1 or not dtypes <= FLOATS:
+        raise CompressiveError(
+            f"{path}: tensors are {', '.join(sorted(dtypes))}; a model's are all of one of {', '.join(sorted(FLOATS))}"
+        )

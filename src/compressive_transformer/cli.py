@@ -13,7 +13,7 @@ import torch
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
-from .checkpoint import load, write_json
+from .checkpoint import load
 from .config import ModelConfig, TrainConfig, from_mapping, read_settings
 from .corpus import open_corpus
 from .corpus import prepare as prepare_corpus
@@ -107,7 +107,6 @@ def evaluate(
     compressed_length: int | None = None,
     tokens: int = 0,
     json: bool = False,
-    out: Path | None = None,
 ) -> None:
     """Score a trained model on a split of a corpus: bits per byte, word perplexity, nats.
 
@@ -120,9 +119,8 @@ def evaluate(
         batch: Documents that are read side by side.
         memory_length: Slots of recent memory, if other than in training.
         compressed_length: Slots of compressed memory, if other than in training.
-        tokens: Score about this many tokens only, the beginning of each document; 0 for all.
-        json: Print everything as JSON, document by document.
-        out: Write that JSON to a file as well.
+        tokens: Score about this many tokens only, in beginnings of documents; 0 for all.
+        json: Print everything as JSON, document by document, with all that is needed to repeat it.
     """
     model, tokenizer = load(run)
     lengths = {"memory_length": memory_length, "compressed_length": compressed_length}
@@ -140,8 +138,6 @@ def evaluate(
 
     result = evaluate_model(model.to(_device()), chosen, batch=batch, progress=progress)
     _say_over("")
-    if out is not None:
-        write_json(out, result.table())
     print(json_format.dumps(result.table(), indent=1, ensure_ascii=False) if json else result)
 
 

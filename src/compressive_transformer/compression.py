@@ -100,9 +100,7 @@ def attention_reconstruction(
     # Attention needs at least one state: a lane without any looks at its padding, and is weighted with zero.
     readable = real | (counts == 0)[:, None]
     with torch.no_grad():
-        target = _content_attention(
-            queries, project(evicted.flatten(1, 2)), readable.repeat_interleave(rate, 1)
-        )
+        target = _content_attention(queries, project(evicted.flatten(1, 2)), readable.repeat_interleave(rate, 1))
     reconstruction = _content_attention(queries, project(compressed), readable)
     weight = (counts > 0).to(evicted.device, target.dtype)
     squares = weight * (reconstruction - target).square().flatten(1).mean(1)  # [batch]

@@ -129,7 +129,7 @@ class TrainConfig:
     validate_every: int = 500
     """Steps between two validations; the best checkpoint is kept. 0 for never."""
     validation_tokens: int = 200_000
-    """Tokens of the validation split that are scored, from the beginning of each document; 0 for all."""
+    """Tokens of the validation split that are scored, in beginnings of documents; 0 for all."""
     sample_every: int = 0
     """Steps between two samples of generated text; 0 for never."""
     sample_tokens: int = 200
@@ -156,6 +156,8 @@ class TrainConfig:
                 raise CompressiveError(f"{name} ({getattr(self, name)}) must be more than 0")
         if self.warmup > self.steps:
             raise CompressiveError(f"warmup ({self.warmup}) must be at most steps ({self.steps})")
+        if self.seed >= 2**63:
+            raise CompressiveError(f"seed ({self.seed}) must be less than 2**63")
         if self.batch % self.accumulation:
             raise CompressiveError(f"accumulation ({self.accumulation}) must divide batch ({self.batch})")
 
@@ -215,17 +217,14 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[s
         raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
     for name, table in tables.items():
         if name not in ("model", "train") or not isinstance(table, dict):
-            raise CompressiveError(
-                f"{path}: unknown table or field {name!r}; expected tables [model] and [train]"
-            )
+            raise CompressiveError(f"{path}: unknown table or field {name!r}; expected tables [model] and [train]")
     settings: dict[str, dict[str, Any]] = {"model": {}, "train": {}, **tables}
     for override in overrides:
         target, equals, text = override.partition("=")
         section, dot, name = target.partition(".")
         if not (equals and dot and section in settings):
             raise CompressiveError(
-                f"--set {override}: expected model.FIELD=VALUE or train.FIELD=VALUE, "
-                "for example model.compression=mean"
+                f"--set {override}: expected model.FIELD=VALUE or train.FIELD=VALUE, for example model.compression=mean"
             )
         settings[section][name] = _parse_value(text)
     return settings

@@ -20,6 +20,9 @@ from .lanes import IGNORE, Lanes
 from .model import CompressiveTransformer
 from .tokenizer import Tokenizer
 
+LONG_ENOUGH = 16_384
+"""Tokens of a document after which its cold start, with memory still empty, weighs little."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -97,8 +100,8 @@ def evaluate(
 ) -> Evaluation:
     """The score of each document of `split`, read from its beginning with memory, each token predicted once.
 
-    The result depends neither on `batch`, the number of lanes that are read side by side, nor on the segment
-    length at which they are read. For other memory lengths see `with_lengths`. Process `rank` of `world` reads
+    The result does not depend on `batch`, the number of documents that are read side by side. For other memory
+    lengths see `with_lengths`. Process `rank` of `world` reads
     its share, and all of them get the whole result. `progress` is told how many tokens were scored.
 
     Raises CompressiveError where the split was made with another tokenizer than the model's, and where `batch` is
@@ -147,15 +150,18 @@ def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def beginnings(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
-    """The split cut down to about `tokens` tokens: the beginning of each document, equally long where it can be.
+    """The split cut down to about `tokens` tokens: the beginnings of documents spread evenly over it.
 
-    Words and bytes are counted anew, on the text that is left.
+    Rather fewer documents than short pieces: each keeps `LONG_ENOUGH` tokens where it has them, so that most are
+    predicted with full memory. Words and bytes are counted anew, on the text that is left.
     """
-    share = -(-tokens // len(split.documents))
+    count = min(len(split.documents), max(1, tokens // LONG_ENOUGH))
+    share = -(-tokens // count)
     documents = []
-    for index, document in enumerate(split.documents):
+    for index in range(0, len(split.documents) * count, len(split.documents)):
+        document = split.documents[index // count]
         if document.tokens > share:
-            text = tokenizer.decode(split.read(index, 0, share))
+            text = tokenizer.decode(split.read(index // count, 0, share))
             document = replace(document, tokens=share, words=len(text.split()), bytes=len(text.encode()))
         documents.append(document)
     return replace(split, documents=tuple(documents))

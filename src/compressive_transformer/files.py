@@ -1,49 +1,61 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
+
+from .errors import CompressiveError
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`; what was written there takes its place at the end, flushed to disk.
 
-    Where the body fails, an earlier file at `path` stays as it was and the temporary one is removed.
+    Where the body fails, an earlier file at `path` stays as it was. Raises CompressiveError where the file
+    system refuses.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         yield temporary
-        _flush(temporary)
-        os.replace(temporary, path)
-        _flush(path.parent)
+        flush(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise CompressiveError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder; `path` must not exist yet, or be empty."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    temporary.mkdir()
+    """A temporary folder that becomes `path` at the end, its files flushed; nothing is left where the body fails.
+
+    `path` must not exist, or be empty. Raises CompressiveError where the file system refuses.
+    """
+    # In the nearest folder that exists: on the same disk, and no parents are left behind after an error.
+    parent = next(folder for folder in path.absolute().parents if folder.is_dir())
+    temporary = parent / f".{path.name}.{uuid4().hex}"
     try:
+        temporary.mkdir()
         yield temporary
         for file in temporary.iterdir():
-            _flush(file)
-        _flush(temporary)
-        os.replace(temporary, path)
-        _flush(path.parent)
+            flush(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.rmdir()
+        temporary.rename(path)
+    except OSError as error:
+        raise CompressiveError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until what was written to `path` is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

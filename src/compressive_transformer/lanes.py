@@ -119,18 +119,14 @@ class Lanes(Iterator[Segment]):
                     " go on with the same data and settings, or begin anew"
                 )
         epoch, taken = _integers([state.get("epoch"), state.get("taken")], count=2)
-        documents, segments = (
-            _integers(state.get(name), count=self._batch) for name in ("documents", "segments")
-        )
+        documents, segments = (_integers(state.get(name), count=self._batch) for name in ("documents", "segments"))
         if not (
             epoch >= 0
             and 0 <= taken <= len(self._tokens)
             and ((documents >= -1) & (documents < len(self._tokens))).all()
             and ((segments >= 0) & (segments <= self._segments_of(documents))).all()
         ):
-            raise CompressiveError(
-                "the position of the lanes is damaged, it does not fit the documents: begin anew"
-            )
+            raise CompressiveError("the position of the lanes is damaged, it does not fit the documents: begin anew")
         self._begin_epoch(int(epoch))
         self._taken = int(taken)
         self._documents, self._segments = documents, segments
@@ -208,13 +204,7 @@ def lanes(split: Split, *, batch: int, length: int, seed: int | None = None, end
 
 def _integers(values: object, *, count: int) -> NDArray[np.int64]:
     """`count` integers that came from a file."""
-    if (
-        not isinstance(values, list)
-        or len(values) != count
-        or not all(type(value) is int for value in values)
-    ):
-        raise CompressiveError(
-            f"the position of the lanes is damaged: {count} integer(s) are expected; begin anew"
-        )
+    if not isinstance(values, list) or len(values) != count or not all(type(value) is int for value in values):
+        raise CompressiveError(f"the position of the lanes is damaged: {count} integer(s) are expected; begin anew")
     # Numbers that int64 cannot hold are as wrong as the largest that it can.
     return np.array([max(min(value, 2**63 - 1), -(2**63)) for value in values], dtype=np.int64)

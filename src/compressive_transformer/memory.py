@@ -33,9 +33,7 @@ class SlotLayout:
     @classmethod
     def of(cls, config: ModelConfig) -> SlotLayout:
         """The layout that a model's lengths give."""
-        return cls(
-            config.segment_length, config.memory_length, config.compressed_length, config.compression_rate
-        )
+        return cls(config.segment_length, config.memory_length, config.compressed_length, config.compression_rate)
 
     @property
     def waiting_length(self) -> int:
@@ -143,9 +141,7 @@ class Memory:
     def select(self, indices: Tensor) -> Memory:
         """The memory of the lanes `indices [new batch]` (int64), in that order; a lane may be repeated."""
         if indices.ndim != 1 or indices.dtype != torch.int64:
-            raise CompressiveError(
-                f"indices must be int64 [lanes], got {indices.dtype} {list(indices.shape)}"
-            )
+            raise CompressiveError(f"indices must be int64 [lanes], got {indices.dtype} {list(indices.shape)}")
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.batch:
             raise CompressiveError(f"indices must lie in 0 .. {self.batch - 1}, got {indices.tolist()}")
         picked = self._map(lambda states: states[indices.to(states.device)])
@@ -162,18 +158,14 @@ class Memory:
     def state_dict(self) -> dict[str, Tensor]:
         """Named tensors from which `from_state_dict` makes this memory again."""
         tiers = {"compressed": self.compressed, "recent": self.recent, "pending": self.pending}
-        named = {
-            f"{tier}.{layer}": states for tier, all_ in tiers.items() for layer, states in enumerate(all_)
-        }
+        named = {f"{tier}.{layer}": states for tier, all_ in tiers.items() for layer, states in enumerate(all_)}
         return {"seen": self.seen, **named}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Memory:
         """The memory that `state_dict` described. Raises CompressiveError where tensors are missing."""
         layers = max(1, sum(name.startswith("recent.") for name in state))
-        tiers = [
-            [f"{tier}.{layer}" for layer in range(layers)] for tier in ("compressed", "recent", "pending")
-        ]
+        tiers = [[f"{tier}.{layer}" for layer in range(layers)] for tier in ("compressed", "recent", "pending")]
         expected = {"seen", *(name for names in tiers for name in names)}
         if set(state) != expected:
             raise CompressiveError(
@@ -206,9 +198,7 @@ def empty_memory(config: ModelConfig, batch: int, *, device: torch.device, dtype
     )
 
 
-def place_segment(
-    layout: SlotLayout, pending: Tensor, states: Tensor, *, before: Tensor, after: Tensor
-) -> Tensor:
+def place_segment(layout: SlotLayout, pending: Tensor, states: Tensor, *, before: Tensor, after: Tensor) -> Tensor:
     """The segment so far `[batch, width, d_model]`: pending states, each lane's new `states` right behind.
 
     `before` and `after [batch]` are the tokens seen before and after `states [batch, chunk, d_model]`, which
@@ -219,11 +209,7 @@ def place_segment(
     width = layout.segment_width(before=before, after=after)
     first = int(begin[0])
     if bool((begin == first).all()):
-        return (
-            states[:, :width]
-            if first == 0
-            else torch.cat([pending[:, :first], states[:, : width - first]], 1)
-        )
+        return states[:, :width] if first == 0 else torch.cat([pending[:, :first], states[:, : width - first]], 1)
     held = pending.shape[1]
     places = torch.arange(width).expand(len(begin), -1)
     new = (held + places - begin[:, None]).clamp(max=held + states.shape[1] - 1)

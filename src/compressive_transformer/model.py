@@ -256,30 +256,23 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Targets of -100 are ignored; without any target the loss is 0.
     """
-    total = functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
-    )
+    total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
     return total / (targets != -100).sum().clamp(min=1)
 
 
 def _checked_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
     if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32) or 0 in tokens.shape:
         raise CompressiveError(
-            f"tokens must be integers [batch, chunk] with at least one of each, "
-            f"got {tokens.dtype} {list(tokens.shape)}"
+            f"tokens must be integers [batch, chunk] with at least one of each, got {tokens.dtype} {list(tokens.shape)}"
         )
     batch, chunk = tokens.shape
     if lengths is None:
         return torch.full((batch,), chunk)
     if lengths.shape != (batch,) or lengths.dtype != torch.int64:
-        raise CompressiveError(
-            f"lengths must be int64 [batch = {batch}], got {lengths.dtype} {list(lengths.shape)}"
-        )
+        raise CompressiveError(f"lengths must be int64 [batch = {batch}], got {lengths.dtype} {list(lengths.shape)}")
     lengths = lengths.cpu()
     if not 0 <= int(lengths.min()) <= int(lengths.max()) <= chunk:
-        raise CompressiveError(
-            f"lengths must lie in 0 .. {chunk}, the chunk's length, got {lengths.tolist()}"
-        )
+        raise CompressiveError(f"lengths must lie in 0 .. {chunk}, the chunk's length, got {lengths.tolist()}")
     return lengths
 
 

@@ -38,9 +38,7 @@ class Optimiser:
             {"params": [p for p in self.network if p.ndim < 2], "weight_decay": 0.0},
             {"params": self.compression, "weight_decay": config.compression_weight_decay},
         ]
-        self.adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98)
-        )
+        self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98))
 
     def step(self, step: int) -> Update:
         """Update all parameters with the rates of `step`, then forget the gradients."""
@@ -56,21 +54,21 @@ class Optimiser:
         return Update(rate, float(norm), float(compression_norm))
 
     def state(self) -> dict[str, Tensor]:
-        """Named tensors from which `restore` continues exactly, accumulated gradients included."""
-        named = {
+        """Named tensors of AdamW, the same in each process; `restore` continues from them and `gradients`."""
+        return {
             f"adam.{key}.{self.names[parameter]}": value
             for parameter, values in self.adam.state.items()
             for key, value in values.items()
         }
-        gradients = {
-            f"gradient.{name}": parameter.grad
-            for parameter, name in self.names.items()
-            if parameter.grad is not None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What has been accumulated since the last update, by name; each process has gradients of its own."""
+        return {
+            f"gradient.{name}": parameter.grad for parameter, name in self.names.items() if parameter.grad is not None
         }
-        return {**named, **gradients}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from what `state` gave."""
+        """Continue from what `state` and `gradients` gave."""
         parameters = {name: parameter for parameter, name in self.names.items()}
         for name, value in tensors.items():
             kind, _, rest = name.partition(".")

@@ -44,9 +44,7 @@ class Positions:
     """Queries, padded to a multiple of the largest step."""
 
 
-def relative_positions(
-    config: ModelConfig, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
-) -> Positions:
+def relative_positions(config: ModelConfig, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor) -> Positions:
     """Places of a chunk of at most one segment, read by lanes that have seen `seen [batch]` tokens.
 
     Lane b reads `lengths[b]` of `chunk` tokens, which complete at most its current segment. Slots are those

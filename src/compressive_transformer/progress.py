@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -94,7 +95,8 @@ class Progress:
         if "loss" in entry and self.console.is_terminal:
             self.bar.update(self.task, completed=entry["step"], description=text)
         else:
-            self.bar.console.print(f"step {entry['step']}/{self.last}  {text}", markup=False, highlight=False)
+            line = f"step {entry['step']}/{self.last}  {text}"
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         if self.board is not None:
             for name, value in _scalars(entry):
                 self.board.add_scalar(name, value, entry["step"])
@@ -138,11 +140,13 @@ def _scalars(entry: dict[str, Any]) -> list[tuple[str, float]]:
     ]
 
 
+def require_tensorboard() -> None:
+    """Raise CompressiveError where the package of TensorBoard is missing."""
+    if find_spec("tensorboard") is None:
+        raise CompressiveError("TensorBoard is not installed; pip install 'compressive-transformer[tensorboard]'")
+
+
 def _board(out: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise CompressiveError(
-            "TensorBoard is not installed; pip install 'compressive-transformer[tensorboard]'"
-        ) from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(out / "tensorboard"))

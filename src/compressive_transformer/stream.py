@@ -37,7 +37,8 @@ class Stream:
             self._feed(torch.tensor([self.tokenizer.start]))
         # A segment at a time, so that a book needs no more room than a page.
         for piece in tokens.split(self.model.config.segment_length):
-            self._feed(piece)
+            if len(piece):
+                self._feed(piece)
 
     def write(
         self,
@@ -71,13 +72,11 @@ class Stream:
         stop: str | None = None,
     ) -> Iterator[str]:
         """What `write` gives, piece by piece as it is produced."""
-        _check_sampling(tokens, temperature, top_k, top_p, stop)
+        _check_sampling(tokens, temperature, top_k, top_p, seed, stop)
         texts = self._texts(tokens, temperature, top_k, top_p, seed)
         return texts if stop is None else _until(texts, stop)
 
-    def _texts(
-        self, tokens: int, temperature: float, top_k: int, top_p: float, seed: int | None
-    ) -> Iterator[str]:
+    def _texts(self, tokens: int, temperature: float, top_k: int, top_p: float, seed: int | None) -> Iterator[str]:
         generator = torch.Generator()
         if seed is None:
             generator.seed()
@@ -107,13 +106,13 @@ class Stream:
         self.memory, self._logits = output.memory, output.logits[0, -1]
 
 
-def sample(
-    logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator
-) -> int:
+def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
     """A token id drawn from `logits [vocab_size]`, as `Stream.write` describes."""
     if temperature == 0:
         return int(logits.argmax())
-    probabilities, order = torch.softmax(logits / temperature, dim=0).sort(descending=True, stable=True)
+    probabilities, order = torch.softmax((logits - logits.max()) / temperature, dim=0).sort(
+        descending=True, stable=True
+    )
     if top_k:
         probabilities[top_k:] = 0
     # A token stays while those before it have not reached top_p; the likeliest always stays.
@@ -138,7 +137,9 @@ def _until(texts: Iterator[str], stop: str) -> Iterator[str]:
         yield held
 
 
-def _check_sampling(tokens: int, temperature: float, top_k: int, top_p: float, stop: str | None) -> None:
+def _check_sampling(
+    tokens: int, temperature: float, top_k: int, top_p: float, seed: int | None, stop: str | None
+) -> None:
     if tokens < 1:
         raise CompressiveError(f"tokens ({tokens}) must be 1 or more")
     if not 0 <= temperature < float("inf"):
@@ -147,5 +148,7 @@ def _check_sampling(tokens: int, temperature: float, top_k: int, top_p: float, s
         raise CompressiveError(f"top_k ({top_k}) must be 0 (all tokens) or more")
     if not 0 < top_p <= 1:
         raise CompressiveError(f"top_p ({top_p}) must be more than 0 and at most 1 (all tokens)")
+    if seed is not None and not 0 <= seed < 2**63:
+        raise CompressiveError(f"seed ({seed}) must be 0 or more, and less than 2**63")
     if stop == "":
         raise CompressiveError("stop must hold at least one character; leave it out to stop after `tokens`")

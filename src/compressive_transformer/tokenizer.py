@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import tokenizers
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from .errors import CompressiveError
+from .files import whole_file
 
 BYTES_FILE = {"compressive_transformer": "bytes", "version": 1}
 
@@ -62,18 +61,8 @@ class Tokenizer(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write a `tokenizer.json` that `load_tokenizer` reads: the whole file or, on an error, none."""
-        path = Path(path)
-        scratch = path.with_name(f".{path.name}.{uuid4().hex}")
-        try:
-            with scratch.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
-        except OSError as error:
-            raise CompressiveError(f"cannot write the tokenizer to {path}: {error.strerror}") from error
-        finally:
-            scratch.unlink(missing_ok=True)
+        with whole_file(Path(path)) as temporary:
+            temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
 
 
 class Decoder(ABC):
@@ -147,9 +136,7 @@ class HuggingFaceTokenizer(Tokenizer):
         places = np.flatnonzero(ids == self._unknown)[:5]
         if places.size:
             unknown = ", ".join(repr(text[slice(*encoding.offsets[place])]) for place in places)
-            raise CompressiveError(
-                f"the tokenizer has no token for {unknown}: use one that has, as bytes or bpe"
-            )
+            raise CompressiveError(f"the tokenizer has no token for {unknown}: use one that has, as bytes or bpe")
         return ids
 
     def _decode(self, ids: NDArray[np.int64]) -> str:

@@ -23,7 +23,7 @@ from .memory import Memory
 from .model import CompressiveTransformer, Output
 from .optimiser import Optimiser, Update, update_period
 from .processes import Processes, joined
-from .progress import Progress, Sums, cut_log
+from .progress import Progress, Sums, cut_log, require_tensorboard
 from .stream import Stream
 
 
@@ -57,6 +57,10 @@ def train(
 
     Raises CompressiveError, before anything is written, where config, model, corpus and folder do not fit.
     """
+    if stop_at is not None and stop_at < 1:
+        raise CompressiveError(f"stop_at ({stop_at}) must be 1 or more")
+    if tensorboard:
+        require_tensorboard()
     with joined() as processes:
         trainer = Trainer(model, corpus, config, Path(out), processes)
         trainer.begin(resume=resume)
@@ -120,7 +124,6 @@ class Trainer:
                 step, final = self.counters.step, self.counters.step == last
                 if step % config.log_every == 0 or final:
                     entry = sums.entry(self.processes)
-                    sums = Sums()
                     if log:
                         log.write(
                             {
@@ -130,6 +133,7 @@ class Trainer:
                                 **(asdict(update) if update else {}),
                             }
                         )
+                    sums, update = Sums(), None
                 if config.validate_every and (step % config.validate_every == 0 or step == config.steps):
                     result = self.validate()
                     if log:
@@ -145,9 +149,7 @@ class Trainer:
         """One segment of each lane: forward, backward and, where its period ends, an update."""
         config, counters = self.config, self.counters
         period = update_period(config, counters.step + 1)
-        parts = [
-            part.chunk(config.accumulation) for part in (segment.tokens, segment.targets, segment.starts)
-        ]
+        parts = [part.chunk(config.accumulation) for part in (segment.tokens, segment.targets, segment.starts)]
         lengths = segment.lengths.chunk(config.accumulation)
         ends = counters.since_update + 1 >= period or counters.step + 1 == config.steps
         for index, (tokens, targets, starts) in enumerate(zip(*parts, strict=True)):
@@ -174,9 +176,7 @@ class Trainer:
         """The score on the validation split; the best model so far is kept as model.safetensors."""
         processes = self.processes
         batch = max(self.config.batch, processes.world)
-        result = evaluate(
-            self.model, self.validation, batch=batch, rank=processes.rank, world=processes.world
-        )
+        result = evaluate(self.model, self.validation, batch=batch, rank=processes.rank, world=processes.world)
         best = self.counters.best
         if best is None or result.total.bits_per_byte < best:
             self.counters.best = result.total.bits_per_byte
@@ -196,6 +196,7 @@ class Trainer:
             for at, memory in enumerate(self.memories)
             for name, value in memory.state_dict().items()
         }
+        own.update(self.optimiser.gradients())
         own["random"] = torch.get_rng_state()
         if self.processes.device.type == "cuda":
             own["random_cuda"] = torch.cuda.get_rng_state()
@@ -209,9 +210,7 @@ class Trainer:
     def _progress(self, last: int, tensorboard: bool) -> Progress:
         return Progress(self.out, last, step=self.counters.step, tensorboard=tensorboard)
 
-    def _forward(
-        self, tokens: Tensor, targets: Tensor, memory: Memory, lengths: Tensor
-    ) -> tuple[Output, Tensor]:
+    def _forward(self, tokens: Tensor, targets: Tensor, memory: Memory, lengths: Tensor) -> tuple[Output, Tensor]:
         device = self.processes.device
         enabled = self.config.precision == "bf16"
         with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
@@ -248,7 +247,7 @@ class Trainer:
         try:
             parameters = {k.removeprefix("model."): v for k, v in shared.items() if k.startswith("model.")}
             self.model.load_state_dict(parameters)
-            self.optimiser.restore(shared)
+            self.optimiser.restore({**shared, **own})
             self.counters = Counters(**state["counters"])
             self.lanes.load_state_dict(state["lanes"])
             for at in range(len(self.memories)):
@@ -258,8 +257,9 @@ class Trainer:
             torch.set_rng_state(own["random"])
             if "random_cuda" in own:
                 torch.cuda.set_rng_state(own["random_cuda"])
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise CompressiveError(f"{point.folder}: damaged checkpoint: {error}") from None
+        except (CompressiveError, KeyError, TypeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())  # PyTorch's take several lines
+            raise CompressiveError(f"{point.folder}: damaged checkpoint: {reason}") from None
 
 
 def _check(model: CompressiveTransformer, corpus: Corpus, config: TrainConfig, processes: Processes) -> None:

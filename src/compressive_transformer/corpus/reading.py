@@ -64,15 +64,11 @@ class Split:
         Raises CompressiveError for a document or a range that does not exist, and for tokens that cannot be.
         """
         if not 0 <= document < len(self.documents):
-            raise CompressiveError(
-                f"{self.name} has documents 0 to {len(self.documents) - 1}, not {document}"
-            )
+            raise CompressiveError(f"{self.name} has documents 0 to {len(self.documents) - 1}, not {document}")
         entry = self.documents[document]
         stop = entry.tokens if stop is None else stop
         if not 0 <= start <= stop <= entry.tokens:
-            raise CompressiveError(
-                f"tokens {start} to {stop} of {entry.title!r} do not exist: it has {entry.tokens}"
-            )
+            raise CompressiveError(f"tokens {start} to {stop} of {entry.title!r} do not exist: it has {entry.tokens}")
         tokens = self.tokens[entry.offset + start : entry.offset + stop].astype(np.int64)
         if tokens.size and int(tokens.max()) >= self.start_id:
             raise CompressiveError(
@@ -200,9 +196,7 @@ def _parse_documents(file: Path, name: str, entry: Any) -> tuple[Document, ...]:
     for number, values in enumerate(entries):
         counts = [values.get(key) for key in names - {"title"}] if isinstance(values, dict) else [None]
         if not all(map(_is_count, counts)) or values.keys() != names or not isinstance(values["title"], str):
-            raise CompressiveError(
-                f"{file}: document {number} of {name} must have {', '.join(sorted(names))}"
-            )
+            raise CompressiveError(f"{file}: document {number} of {name} must have {', '.join(sorted(names))}")
         document = Document(**values)
         if document.offset != offset or document.tokens < 1:
             raise CompressiveError(

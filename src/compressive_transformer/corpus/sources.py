@@ -152,9 +152,7 @@ def _read_lines(file: Path, field: str) -> Iterator[Text]:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield _read_line(
-                        line, field, place=f"{file}, line {number}", title=f"{file.stem}:{number}"
-                    )
+                    yield _read_line(line, field, place=f"{file}, line {number}", title=f"{file.stem}:{number}")
     except OSError as error:
         raise CompressiveError(f"cannot read {file}: {error.strerror}") from error
 
@@ -163,9 +161,7 @@ def _read_line(line: bytes, field: str, *, place: str, title: str) -> Text:
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CompressiveError(
-            f"{place} is not JSON in UTF-8 ({error}): one record a line is expected"
-        ) from error
+        raise CompressiveError(f"{place} is not JSON in UTF-8 ({error}): one record a line is expected") from error
     if not isinstance(record, dict):
         raise CompressiveError(f'{place} must be a record such as {{"{field}": "..."}}')
     return _read_record(record, field, place=place, title=title)
@@ -197,9 +193,7 @@ def _dataset_parts(name: str, field: str) -> Parts:
     except Exception as error:  # the library raises whatever its parts raise
         raise CompressiveError(f"cannot load the dataset {name}: {_first_line(error)}") from error
     if "train" not in names:
-        raise CompressiveError(
-            f"the dataset {name} must have a split train, it has {', '.join(map(str, names))}"
-        )
+        raise CompressiveError(f"the dataset {name} must have a split train, it has {', '.join(map(str, names))}")
     return {split: partial(_read_dataset, splits[split], split, field) for split in SPLITS if split in names}
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 import numpy as np
 
 from ..errors import CompressiveError
+from ..files import whole_folder
 from ..tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from .reading import DTYPES, FORMAT, SPLITS, VERSION, Corpus, Document, open_corpus
 from .sources import NEWLINES, WHOLE, Source, Text, open_source
@@ -59,7 +57,7 @@ def prepare(
     report = progress or (lambda message: None)
     opened = open_source(source, holdout=holdout, field=field)
     kind, made = _make_tokenizer(tokenizer, opened, vocab_size, report)
-    with _all_or_nothing(out) as folder:
+    with whole_folder(out) as folder:
         made.save(folder / "tokenizer.json")
         dtype = "uint16" if made.vocab_size <= 2**16 else "uint32"
         splits, lossless = _write_tokens(folder, opened, made, DTYPES[dtype], report)
@@ -67,14 +65,12 @@ def prepare(
         made_of = {"source": opened.name, "split_rule": opened.rule, "newlines": NEWLINES, "tokenizer": kind}
         numbers = {"vocab_size": made.vocab_size, "lossless": lossless, "dtype": dtype}
         index = {"format": FORMAT, "version": VERSION, **made_of, **numbers, "splits": splits}
-        with _durable(folder / "documents.json") as file:
-            file.write((json.dumps(index, ensure_ascii=False, indent=1) + "\n").encode("utf-8"))
+        content = json.dumps(index, ensure_ascii=False, indent=1) + "\n"
+        (folder / "documents.json").write_text(content, encoding="utf-8", newline="\n")
     return open_corpus(out)
 
 
-def _make_tokenizer(
-    tokenizer: str | Path, source: Source, vocab_size: int, report: Progress
-) -> tuple[str, Tokenizer]:
+def _make_tokenizer(tokenizer: str | Path, source: Source, vocab_size: int, report: Progress) -> tuple[str, Tokenizer]:
     """The tokenizer and what the index calls its kind."""
     if tokenizer == "bytes":
         return "bytes", ByteTokenizer()
@@ -129,7 +125,7 @@ def _write_tokens(
     with ExitStack() as files:
         for split, text in source.read():
             if split not in writers:
-                writers[split] = _SplitWriter(files.enter_context(_durable(folder / f"{split}.bin")), dtype)
+                writers[split] = _SplitWriter(files.enter_context((folder / f"{split}.bin").open("wb")), dtype)
             lossless &= writers[split].add(text, tokenizer)
             if time.monotonic() >= next_report:
                 report(_summary(split, writers[split]))
@@ -157,31 +153,3 @@ def _check_splits(source: Source, writers: dict[str, _SplitWriter]) -> None:
 def _summary(split: str, writer: _SplitWriter) -> str:
     words = sum(document.words for document in writer.documents)
     return f"{split}: {len(writer.documents):,} documents, {writer.tokens:,} tokens, {words:,} words"
-
-
-@contextmanager
-def _durable(path: Path) -> Iterator[BinaryIO]:
-    """A new file whose content is on disk when the block ends."""
-    with path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _all_or_nothing(out: Path) -> Iterator[Path]:
-    """A folder to write to that becomes `out` when the block ends, and vanishes when it fails."""
-    # In the nearest folder that exists: on the same disk, and no parents are left behind after an error.
-    parent = next(folder for folder in out.parents if folder.is_dir())
-    scratch = parent / f".{out.name}.{uuid4().hex}"
-    try:
-        scratch.mkdir()
-        yield scratch
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.exists():
-            out.rmdir()
-        scratch.rename(out)
-    except OSError as error:
-        raise CompressiveError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,258 @@
+"""Times the attention core against the classical form of Transformer-XL, side by side on this CPU.
+
+    python benchmarks/attention.py --threads 1 2
+
+Three forms of one work, on the tensors that the package itself makes of a full memory: `relative_attention`
+as training calls it on a CPU, `masked_attention`, and the classical form (einsum, then pad and reshape) over as
+many keys in unit steps. They run in turn, A B C A B C ..., so that whatever else the machine does meets all of
+them. Writes attention.json beside this file and the table of docs/attention.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compressive_transformer import ModelConfig, SlotLayout
+from compressive_transformer.attention import RelativeAttention, masked_attention, relative_attention
+from compressive_transformer.positions import relative_positions
+
+HERE = Path(__file__).parent
+RESULTS, PAGE = HERE / "attention.json", HERE.parent / "docs" / "attention.md"
+BEGIN, END = "<!-- attention figures -->", "<!-- end of attention figures -->"
+CLASSICAL = "classical"
+FORMS = {
+    "relative_attention": "`relative_attention`",
+    "masked_attention": "`masked_attention`",
+    CLASSICAL: CLASSICAL,
+}
+PASSES = {"both": "forward and backward", "forward": "forward, no gradient"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one layer of a model with a full memory attends to while it reads a segment."""
+
+    batch: int
+    segment_length: int
+    memory_length: int
+    compressed_length: int
+    compression_rate: int
+    n_heads: int
+    d_head: int
+
+    def __str__(self) -> str:
+        slots = f"{self.compressed_length} + {self.memory_length} + {self.segment_length}"
+        return f"batch {self.batch}, {slots} slots, {self.n_heads} heads of {self.d_head}"
+
+    @property
+    def config(self) -> ModelConfig:
+        """A model of one layer that has this work."""
+        return ModelConfig(
+            vocab_size=1,
+            d_model=self.n_heads * self.d_head,
+            n_layers=1,
+            n_heads=self.n_heads,
+            segment_length=self.segment_length,
+            memory_length=self.memory_length,
+            compressed_length=self.compressed_length,
+            compression_rate=self.compression_rate,
+        )
+
+
+WORKS = {
+    "S": Work(4, 256, 256, 128, 4, n_heads=8, d_head=32),
+    "L": Work(2, 512, 512, 512, 4, n_heads=8, d_head=64),
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the forms of attention take; every tensor but the mask wants a gradient."""
+
+    content: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+    grids: list[tuple[Tensor, Tensor, int]]
+    shifted: Tensor
+    """Queries with the position bias, as the classical form takes them `[batch, query, head, d_head]`."""
+    table: Tensor
+    """One projected sinusoid a key, largest distance first `[key, head, d_head]`."""
+
+
+def make_inputs(work: Work) -> Inputs:
+    """Random states of a segment and of a full memory, through the projections of `RelativeAttention`."""
+    torch.manual_seed(0)
+    config, layout = work.config, SlotLayout.of(work.config)
+    attention, slots = RelativeAttention(config), config.attention_width
+    beyond = config.memory_length + config.compression_rate * config.compressed_length
+    seen = torch.full((work.batch,), -(-beyond // work.segment_length) * work.segment_length)
+    assert [int(count[0]) for count in layout.filled(seen)] == [work.compressed_length, work.memory_length]
+    states = torch.randn(work.batch, slots, config.d_model)
+    lengths = torch.full((work.batch,), work.segment_length)
+    positions = relative_positions(config, seen=seen, lengths=lengths, chunk=work.segment_length, like=states)
+    queries = attention._heads(attention.query(states[:, -work.segment_length :]))
+    keys, values = attention.keys_values(states)
+    grids = [
+        (_leaf(shifted), _leaf(rows), count)
+        for shifted, rows, count in (attention._relative(queries, g, compressed=False) for g in positions.grids)
+    ]
+    rows = grids[-1][1][0, 0, :-1]  # down to distance 0; the one that is left out lies in the future
+    table = torch.cat([torch.randn(slots - len(rows), *rows.shape[1:]), rows])
+    return Inputs(
+        content=_leaf(attention._scaled(queries + attention.content_bias, keys)),
+        keys=_leaf(keys),
+        values=_leaf(values),
+        mask=positions.mask,
+        grids=grids,
+        shifted=_leaf(attention._scaled(queries + attention.position_bias, keys)),
+        table=_leaf(table),
+    )
+
+
+def classical_attention(inputs: Inputs) -> Tensor:
+    """Dai et al. (2019) as it is usually written: all scores by einsum, shifted by padding and reshaping."""
+    content = torch.einsum("bihd,bjhd->bhij", inputs.content, inputs.keys)
+    position = torch.einsum("bihd,jhd->bhij", inputs.shifted, inputs.table)
+    batch, heads, queries, keys = position.shape
+    padded = functional.pad(position, (1, 0)).view(batch, heads, keys + 1, queries)
+    position = padded[:, :, 1:].view(batch, heads, queries, keys)
+    weights = torch.softmax(content + position + inputs.mask[:, None], dim=-1)
+    return torch.einsum("bhij,bjhd->bihd", weights, inputs.values)
+
+
+def forms_of(inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
+    """The three forms, ready to be called."""
+    i = inputs
+    return {
+        "relative_attention": lambda: relative_attention(i.content, i.keys, i.values, i.mask, i.grids),
+        "masked_attention": lambda: masked_attention(i.content, i.keys, i.values, i.mask, i.grids),
+        CLASSICAL: lambda: classical_attention(i),
+    }
+
+
+def check_agreement() -> None:
+    """The three forms give the same numbers where they mean the same: in a Transformer-XL."""
+    forms = forms_of(make_inputs(Work(2, 8, 8, 0, 1, n_heads=2, d_head=4)))
+    wanted = forms.pop(CLASSICAL)()
+    for name, form in forms.items():
+        torch.testing.assert_close(form(), wanted, msg=lambda text, name=name: f"{name} is not classical: {text}")
+
+
+def time_work(work: Work, repetitions: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Milliseconds of each pass and form: median, min and max over the repetitions."""
+    forms = forms_of(make_inputs(work))
+    gradient = torch.randn_like(forms[CLASSICAL]())
+    results = {}
+    for kind in PASSES:
+        seconds: dict[str, list[float]] = {name: [] for name in forms}
+        for repetition in range(repetitions + 1):
+            for name, form in forms.items():
+                took = _time(form, gradient if kind == "both" else None)
+                if repetition:  # the first round warms up
+                    seconds[name].append(took)
+        results[kind] = {name: _summary(values) for name, values in seconds.items()}
+    return results
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """The results as a table in Markdown, with what they were measured on."""
+    head = ["work", "threads", "pass", "form", "median, ms", "min – max, ms", "time / classical"]
+    lines = [" | ".join(head), " | ".join(["---"] * 4 + ["---:"] * 3)]
+    for entry in results["entries"]:
+        for kind, forms in entry["milliseconds"].items():
+            for name, took in forms.items():
+                ratio = took["median"] / forms[CLASSICAL]["median"]
+                spread = f"{took['min']:.1f} – {took['max']:.1f}"
+                cells = [entry["work"], str(entry["threads"]), PASSES[kind], FORMS[name]]
+                lines.append(" | ".join([*cells, f"{took['median']:.1f}", spread, f"{ratio:.2f}"]))
+    works = "; ".join(f"{name}: {work}" for name, work in results["works"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    below = f"{works}. fp32, {results['repetitions']} repetitions; {results['cpu']}, {versions}."
+    return "\n".join(f"| {line} |" for line in lines) + "\n\n" + below
+
+
+def replace_table(page: str, table: str) -> str:
+    """The page with `table` between its two markers."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"the page must hold {BEGIN} and, further down, {END}")
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+def measure(threads: Iterable[int], repetitions: int) -> dict[str, Any]:
+    """All results, as they are written to JSON."""
+    entries = []
+    for count in threads:
+        torch.set_num_threads(count)
+        for name, work in WORKS.items():
+            print(f"{name} ({work}), {count} thread(s)", flush=True)
+            entries.append({"work": name, "threads": count, "milliseconds": time_work(work, repetitions)})
+    return {
+        "works": {name: str(work) for name, work in WORKS.items()},
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "cpu": _cpu(),
+        "repetitions": repetitions,
+        "entries": entries,
+    }
+
+
+def main() -> None:
+    """Measure, write the JSON, and replace the table in the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads to measure with")
+    parser.add_argument("--repetitions", type=int, default=15, help="rounds of all forms, after one to warm up")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the JSON to write")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page whose table is replaced")
+    given = parser.parse_args()
+    page = given.page.read_text(encoding="utf-8")
+    replace_table(page, "")  # fails before anything is measured
+    check_agreement()
+    results = measure(given.threads, given.repetitions)
+    given.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    given.page.write_text(replace_table(page, table_of(results)), encoding="utf-8")
+    print(table_of(results))
+
+
+def _leaf(states: Tensor) -> Tensor:
+    return states.detach().clone().contiguous().requires_grad_()
+
+
+def _time(form: Callable[[], Tensor], gradient: Tensor | None) -> float:
+    began = time.perf_counter()
+    if gradient is None:
+        with torch.no_grad():
+            form()
+    else:
+        form().backward(gradient)
+    return time.perf_counter() - began
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    values = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+    return {name: round(1000 * value, 3) for name, value in values.items()}
+
+
+def _cpu() -> str:
+    """The processor's name where the system tells it, else its kind."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+if __name__ == "__main__":
+    main()

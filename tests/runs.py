@@ -1,0 +1,89 @@
+"""A small corpus of real text, models that train on it in a second, and what a run leaves: shared by tests."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressive_transformer.config import ModelConfig, TrainConfig
+from compressive_transformer.corpus import Corpus
+from compressive_transformer.model import CompressiveTransformer
+from compressive_transformer.train import train
+
+# Beginnings of sample books in bytes; segments and batches divide none of them.
+BOOKS = {
+    "train": {"10002": 1701, "11": 2903, "10576": 403},
+    "validation": {"28776": 331, "42142": 150},
+    "test": {"356": 211, "51859": 93},
+}
+
+# The rate divides neither the segment nor what is evicted, so states wait and documents end anywhere.
+MODEL = {
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "segment_length": 8,
+    "memory_length": 9,
+    "compressed_length": 4,
+    "compression_rate": 3,
+}
+
+# From step 4 on an update takes three steps: they end at 1, 2, 3, 6, 9 and, as the last one, 10.
+TRAINING = {
+    "steps": 10,
+    "batch": 4,
+    "learning_rate": 1e-2,
+    "compression_learning_rate": 1e-3,
+    "warmup": 2,
+    "late_update_step": 4,
+    "late_update_period": 3,
+    "log_every": 1,
+    "validate_every": 4,
+    "validation_tokens": 100,
+    "sample_every": 5,
+    "sample_tokens": 5,
+    "checkpoint_every": 3,
+}
+
+
+def write_books(folder: Path) -> Path:
+    sample = files("compressive_transformer") / "sample"
+    for split, books in BOOKS.items():
+        (folder / split).mkdir(parents=True)
+        for name, size in books.items():
+            content = (sample / split / f"{name}.txt").read_bytes()[-size:]
+            (folder / split / f"{name}.txt").write_text(content.decode("utf-8", "ignore"), encoding="utf-8")
+    return folder
+
+
+def tiny_model(*, seed: int = 0, **fields: Any) -> CompressiveTransformer:
+    torch.manual_seed(seed)
+    return CompressiveTransformer(ModelConfig(**{"vocab_size": 257, **MODEL, **fields}))
+
+
+def tiny_run(
+    corpus: Corpus,
+    out: Path,
+    *,
+    model: dict[str, Any] | None = None,
+    resume: bool = False,
+    stop_at: int | None = None,
+    **training: Any,
+) -> CompressiveTransformer:
+    """Train a new tiny model on the corpus; gives it as it is after the last step."""
+    trained = tiny_model(**(model or {}))
+    config = TrainConfig(**{**TRAINING, **training})
+    train(trained, corpus, config, out, resume=resume, stop_at=stop_at)
+    return trained
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of the log, without speeds, which are never twice the same."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line.pop("tokens_per_second", None)
+    return lines

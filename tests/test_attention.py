@@ -1,0 +1,147 @@
+"""Relative attention: two forms of one score, both equal to a loop over pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compressive_transformer import attention
+from compressive_transformer.attention import masked_attention, relative_attention
+from small import assert_close, random_tokens, small_model
+
+
+def random_problem(*, step=3, per_lane=True, seed=0):
+    """Six queries of two lanes over 4 compressed and 9 other slots, rows shared by the lanes or not."""
+    generator = torch.Generator().manual_seed(seed)
+    lanes, queries, heads = (2 if per_lane else 1), 6, 3
+
+    def tensor(*shape):
+        return torch.randn(*shape, heads, 2, generator=generator).double().requires_grad_()
+
+    content, keys, values = tensor(2, queries), tensor(2, 13), tensor(2, 13)
+    places = queries // step
+    compressed = (tensor(step, 2, places), tensor(step, lanes, places + 4 - 1), 4)
+    recent = (
+        tensor(1, 2, queries),
+        tensor(1, lanes, 3 + queries + 1),
+        9,
+    )  # three recent slots, six of the segment
+    readable = torch.ones(2, queries, 13).bool()
+    readable[:, :, 7:] = torch.ones(queries, queries).bool().tril()
+    readable[1, :, :2] = False  # lane 1 has unfilled slots
+    readable[1, :, 4] = False
+    mask = torch.zeros(readable.shape).double().masked_fill(~readable, -torch.inf)
+    return content, keys, values, mask, [compressed, recent]
+
+
+def tensors_of(problem):
+    content, keys, values, _, grids = problem
+    return [content, keys, values, *(part for queries, rows, _ in grids for part in (queries, rows))]
+
+
+def looped_attention(content, keys, values, mask, grids):
+    """One pair of a query and a slot at a time."""
+    batch, queries, heads, _ = content.shape
+    mixed = torch.zeros_like(content)
+    for b, i, h in ((b, i, h) for b in range(batch) for i in range(queries) for h in range(heads)):
+        scores, slot = [], 0
+        for grid_queries, rows, count in grids:
+            step, place = grid_queries.shape[0], i // grid_queries.shape[0]
+            for at in range(count):
+                if mask[b, i, slot] == 0:
+                    lane = b if rows.shape[1] > 1 else 0
+                    row = rows[i % step, lane, queries // step - 1 - place + at, h]
+                    relative = grid_queries[i % step, b, place, h] @ row
+                    scores.append((content[b, i, h] @ keys[b, slot, h] + relative, slot))
+                slot += 1
+        weights = torch.softmax(torch.stack([score for score, _ in scores]), 0)
+        mixed[b, i, h] = sum(w * values[b, s, h] for w, (_, s) in zip(weights, scores, strict=True))
+    return mixed
+
+
+each_problem = pytest.mark.parametrize("per_lane", [True, False])
+each_step = pytest.mark.parametrize("step", [1, 2, 3, 6])
+
+
+@each_step
+@each_problem
+@pytest.mark.parametrize("form", [relative_attention, masked_attention])
+def test_scores_equal_a_loop_over_pairs(form, per_lane, step):
+    problem = random_problem(step=step, per_lane=per_lane)
+    with torch.no_grad():
+        assert_close(form(*problem), looped_attention(*problem))
+
+
+@each_step
+@each_problem
+def test_the_form_for_cpus_equals_the_form_for_gpus_and_so_do_all_gradients(per_lane, step):
+    problem = random_problem(step=step, per_lane=per_lane)
+    one, other = relative_attention(*problem), masked_attention(*problem)
+    assert_close(one, other)
+    weight = torch.randn_like(one)
+    gradients = [torch.autograd.grad((mixed * weight).sum(), tensors_of(problem)) for mixed in (one, other)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert ours.any()
+        assert_close(ours, theirs)
+
+
+@each_problem
+def test_finite_differences_agree(per_lane):
+    content, keys, values, mask, grids = random_problem(step=3, per_lane=per_lane)
+
+    def mixed(content, keys, values, *parts):
+        changed = [(*parts[2 * at : 2 * at + 2], slots) for at, (*_, slots) in enumerate(grids)]
+        return relative_attention(content, keys, values, mask, changed)
+
+    assert torch.autograd.gradcheck(mixed, tensors_of((content, keys, values, mask, grids)))
+
+
+@each_problem
+def test_without_gradient_the_output_is_the_same(per_lane):
+    problem = random_problem(per_lane=per_lane)
+    with torch.no_grad():
+        assert torch.equal(relative_attention(*problem), relative_attention(*random_problem(per_lane=per_lane)))
+    assert torch.equal(relative_attention(*problem).detach(), relative_attention(*problem))
+
+
+def test_gradients_are_right_where_only_some_are_wanted():
+    problem = random_problem()
+    expected = torch.autograd.grad(relative_attention(*problem).sum(), problem[2])
+    for tensor in tensors_of(problem):
+        tensor.requires_grad_(tensor is problem[2])
+    assert_close(torch.autograd.grad(relative_attention(*problem).sum(), problem[2])[0], expected[0])
+
+
+def test_all_that_a_mask_hides_takes_exactly_no_gradient():
+    problem = random_problem()
+    _, keys, values, mask, _ = problem
+    hidden = mask.isinf().all(1)  # [batch, slot]
+    gradients = torch.autograd.grad(relative_attention(*problem).square().sum(), (keys, values))
+    for gradient in gradients:
+        assert torch.equal(gradient.ne(0).flatten(2).any(2), ~hidden)
+
+
+@pytest.mark.parametrize("position", ["span", "unit"])
+def test_a_whole_model_is_the_same_with_either_form(position, monkeypatch):
+    model, tokens = small_model(compressed_position=position), random_tokens(2, 50)
+
+    def step():
+        memory = model(tokens[:, :22], None, torch.tensor([5, 22])).memory
+        output = model(tokens[:, 22:], memory)
+        loss = output.logits.square().mean() + output.compression_loss
+        return [output.logits, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    ours = step()
+    monkeypatch.setattr(attention, "relative_attention", masked_attention)
+    for one, other in zip(ours, step(), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", [relative_attention, masked_attention])
+def test_half_precision_is_close(form, dtype):
+    content, keys, values, mask, grids = random_problem()
+    halved = [(queries.to(dtype), rows.to(dtype), slots) for queries, rows, slots in grids]
+    mixed = form(content.to(dtype), keys.to(dtype), values.to(dtype), mask.to(dtype), halved)
+    assert mixed.dtype == dtype
+    assert_close(mixed.double(), relative_attention(content, keys, values, mask, grids), 0.05)

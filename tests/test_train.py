@@ -1,0 +1,428 @@
+"""A run is a function of its data and settings alone: however it is cut in time, in parts or over processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compressive_transformer.checkpoint import load
+from compressive_transformer.config import TrainConfig
+from compressive_transformer.corpus import Corpus
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.evaluate import beginnings, evaluate
+from compressive_transformer.lanes import lanes
+from compressive_transformer.model import CompressiveTransformer, next_token_loss
+from compressive_transformer.optimiser import Optimiser
+from compressive_transformer.processes import Processes
+from compressive_transformer.train import Trainer, train
+from runs import MODEL, TRAINING, log_of, tiny_model, tiny_run
+
+pytestmark = pytest.mark.usefixtures("cpu")
+
+STEPS = TRAINING["steps"]
+
+# For runs that sum in another order: AdamW makes of the rounding of a gradient near zero a step of this size.
+SLOW = {"learning_rate": 1e-3, "compression_learning_rate": 1e-4}
+
+TWO_PARTS = """
+import sys
+from compressive_transformer.cli import main
+
+arguments = sys.argv
+for options in (["--stop-at", "5"], ["--resume"]):
+    sys.argv = [*arguments, *options]
+    main()
+"""
+
+
+def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
+
+
+def assert_same_run(actual: Path, expected: Path) -> None:
+    """The same parameters, optimiser, memory, random state, position and log, to the bit."""
+    assert sorted(file.name for file in actual.iterdir()) == sorted(file.name for file in expected.iterdir())
+    point, other = (next((run / "resume").iterdir()) for run in (actual, expected))
+    for name in ("training.safetensors", "process-0.safetensors"):
+        assert_same_tensors(load_file(point / name), load_file(other / name))
+    assert (point / "state.json").read_text() == (other / "state.json").read_text()
+    assert log_of(actual) == log_of(expected)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (actual / name).read_bytes() == (expected / name).read_bytes()
+
+
+def assert_close_parameters(actual: CompressiveTransformer, expected: CompressiveTransformer) -> None:
+    for (name, one), other in zip(actual.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# --- going on ---
+
+
+@pytest.mark.parametrize("stops", [(5, 10), (1, 4, 7, 10)])
+def test_a_run_in_parts_is_the_run_in_one_go_to_the_bit(
+    corpus: Corpus, finished: Path, tmp_path: Path, stops: tuple[int, ...]
+) -> None:
+    for number, stop in enumerate(stops):
+        last = tiny_run(
+            corpus, tmp_path / "run", model={"dropout": 0.1, "seed": number}, resume=number > 0, stop_at=stop
+        )
+        assert [file.name for file in (tmp_path / "run/resume").iterdir()] == [f"step-{stop:09}"]
+    assert_same_run(tmp_path / "run", finished)
+    shared = load_file(finished / f"resume/step-{STEPS:09}/training.safetensors")
+    assert_same_tensors(
+        {f"model.{k}": v for k, v in last.state_dict().items()},
+        {name: value for name, value in shared.items() if name.startswith("model.")},
+    )
+
+
+def test_a_checkpoint_in_the_middle_of_an_update_holds_its_gradients(corpus: Corpus, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", stop_at=5)
+    own = load_file(tmp_path / "run/resume/step-000000005/process-0.safetensors")
+    assert sum(name.startswith("gradient.") for name in own) == len(list(tiny_model().parameters()))
+    tiny_run(corpus, tmp_path / "run", resume=True, stop_at=6)
+    own = load_file(tmp_path / "run/resume/step-000000006/process-0.safetensors")
+    assert not any(name.startswith("gradient.") for name in own)
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
+    corpus: Corpus, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer.step
+
+    def killed(trainer: Trainer, *arguments: Any) -> Any:
+        if trainer.counters.step == 8:
+            raise KeyboardInterrupt
+        return step(trainer, *arguments)
+
+    run = tmp_path / "run"
+    monkeypatch.setattr(Trainer, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_run(corpus, run, model={"dropout": 0.1})
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert log_of(run)[-1]["step"] == 8
+    with (run / "log.jsonl").open("a") as log:
+        log.write('{"step": 9, "lo')  # and power went while a line was written
+    tiny_run(corpus, run, model={"dropout": 0.1}, resume=True)
+    assert_same_run(run, finished)
+
+
+def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", steps=3)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    tiny_run(corpus, tmp_path / "run", steps=3, resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "message"),
+    [
+        ({}, {"learning_rate": 0.02}, r"train\.learning_rate was 0\.01 and is 0\.02 now"),
+        ({}, {"batch": 2}, r"train\.batch was 4 and is 2 now"),
+        ({"memory_length": 10}, {}, r"model\.memory_length was 9 and is 10 now"),
+    ],
+)
+def test_a_run_never_goes_on_under_other_settings(
+    corpus: Corpus, tmp_path: Path, model: dict[str, Any], training: dict[str, Any], message: str
+) -> None:
+    tiny_run(corpus, tmp_path / "run", stop_at=1)
+    before = (tmp_path / "run/log.jsonl").read_bytes()
+    with pytest.raises(CompressiveError, match=f"step-000000001: cannot resume, {message}; set it back"):
+        tiny_run(corpus, tmp_path / "run", model=model, resume=True, **training)
+    assert (tmp_path / "run/log.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("file", ["training.safetensors", "process-0.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "of another kind"])
+def test_a_damaged_checkpoint_is_named_in_one_line(corpus: Corpus, tmp_path: Path, file: str, damage: str) -> None:
+    tiny_run(corpus, tmp_path / "run", stop_at=1)
+    path = tmp_path / "run/resume/step-000000001" / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "of another kind":
+        empty = b'{"format": 1}' if file == "state.json" else (2).to_bytes(8, "little") + b"{}"
+        path.write_bytes(empty)
+    with pytest.raises(CompressiveError, match="step-000000001") as caught:
+        tiny_run(corpus, tmp_path / "run", resume=True)
+    assert "\n" not in str(caught.value)
+
+
+# --- what does not change the result ---
+
+
+def test_parts_of_a_step_do_not_change_it(corpus: Corpus, tmp_path: Path) -> None:
+    whole = tiny_run(corpus, tmp_path / "whole", **SLOW)
+    parts = tiny_run(corpus, tmp_path / "parts", accumulation=2, **SLOW)
+    assert_close_parameters(parts, whole)
+
+
+def test_two_processes_train_as_one_and_go_on_from_the_middle_of_an_update(corpus: Corpus, tmp_path: Path) -> None:
+    alone = tiny_run(corpus, tmp_path / "alone", **SLOW)
+    config, script, two = (tmp_path / name for name in ("config.toml", "script.py", "two"))
+    script.write_text(TWO_PARTS)
+    tables = {"model": MODEL, "train": {**TRAINING, **SLOW}}
+    lines = [[f"[{name}]", *(f"{k} = {v}" for k, v in table.items())] for name, table in tables.items()]
+    config.write_text("\n".join(sum(lines, [])))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, *map(str, (script, "train", config, corpus.path, two))],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    trained = tiny_model()
+    shared = load_file(two / f"resume/step-{STEPS:09}/training.safetensors")
+    trained.load_state_dict(
+        {name.removeprefix("model."): value for name, value in shared.items() if name.startswith("model.")}
+    )
+    assert_close_parameters(trained, alone)
+    for one, other in zip(log_of(two), log_of(tmp_path / "alone"), strict=True):
+        assert one.keys() == other.keys()
+        if "loss" in one:
+            assert one["tokens"] == other["tokens"]
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+            assert one["compression_loss"] == pytest.approx(other["compression_loss"], rel=1e-3)
+        elif "validation" in one:
+            assert one["validation"] == pytest.approx(other["validation"], rel=1e-4)
+
+
+def test_what_was_drawn_before_does_not_change_a_run(corpus: Corpus, finished: Path, tmp_path: Path) -> None:
+    model = tiny_model(dropout=0.1)
+    torch.rand(17)
+    train(model, corpus, TrainConfig(**TRAINING), tmp_path / "run")
+    assert_same_run(tmp_path / "run", finished)
+
+
+# --- the two losses ---
+
+
+def trained_by_hand(corpus: Corpus, weight: float, updates: int, **training: Any) -> CompressiveTransformer:
+    """Each update from three segments, enough to attend to what was compressed on the way."""
+    model = tiny_model()
+    optimiser = Optimiser(model, TrainConfig(**{**TRAINING, **training}))
+    memory = model.empty_memory(2)
+    segments = lanes(corpus.train, batch=2, length=8)
+    for step in range(1, updates + 1):
+        for _ in range(5):
+            segment = next(segments)
+            output = model(segment.tokens, memory.reset(segment.starts), segment.lengths)
+            loss = next_token_loss(output.logits, segment.targets) + weight * output.compression_loss
+            loss.backward()
+            memory = output.memory
+        optimiser.step(step)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("updates", "training"),
+    [(1, {}), (4, {"compression_learning_rate": 0.0})],
+    ids=["learning f_c", "fixed f_c"],
+)
+def test_a_weight_on_the_compression_loss_never_changes_what_the_network_becomes(
+    corpus: Corpus, updates: int, training: dict[str, Any]
+) -> None:
+    """To the bit; with f_c learning only as long as what it has learnt is not read."""
+    start = dict(tiny_model().named_parameters())
+    models = [dict(trained_by_hand(corpus, w, updates, **training).named_parameters()) for w in (0.0, 1.0, 1e3)]
+    for name, first in start.items():
+        if ".compression." not in name:
+            assert not torch.equal(models[0][name], first), name
+            assert torch.equal(models[0][name], models[1][name]), name
+            assert torch.equal(models[0][name], models[2][name]), name
+        else:
+            assert torch.equal(models[0][name], first), name
+            assert torch.equal(models[1][name], first) == bool(training), name
+            assert torch.equal(models[2][name], first) == bool(training), name
+
+
+@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit", "norm": "post"}])
+def test_every_parameter_learns(corpus: Corpus, tmp_path: Path, fields: dict[str, Any]) -> None:
+    start = dict(tiny_model(**fields).named_parameters())
+    model = tiny_run(corpus, tmp_path / "run", model=fields)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad, name
+        assert parameter.ne(start[name]).any(), name
+        assert parameter.isfinite().all(), name
+
+
+def test_a_frozen_parameter_stays_frozen(corpus: Corpus, tmp_path: Path) -> None:
+    model, start = tiny_model(), tiny_model()
+    model.embedding.weight.requires_grad_(False)
+    train(model, corpus, TrainConfig(**TRAINING), tmp_path / "run")
+    assert torch.equal(model.embedding.weight, start.embedding.weight)
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["embedding.weight"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compression": "mean"},
+        {"compression_loss": "none"},
+        {"compressed_length": 0},
+        {"compressed_length": 0, "memory_length": 0},
+    ],
+)
+def test_models_without_a_compression_that_learns_are_trained_too(
+    corpus: Corpus, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    tiny_run(corpus, tmp_path / "parts", model=fields, stop_at=4)
+    tiny_run(corpus, tmp_path / "parts", model=fields, resume=True, stop_at=7)
+    tiny_run(corpus, tmp_path / "whole", model=fields, stop_at=7)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert all(line["compression_loss"] == 0 for line in log_of(tmp_path / "whole") if "loss" in line)
+
+
+def test_training_learns(corpus: Corpus, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", steps=60, late_update_step=0, validate_every=0, sample_every=0)
+    losses = [line["loss"] for line in log_of(tmp_path / "run")]
+    assert losses[0] == pytest.approx(math.log(257), abs=0.1)  # nothing is known yet
+    assert sum(losses[-10:]) / 10 < 3.6
+
+
+def test_bf16_keeps_parameters_and_memory_in_fp32(corpus: Corpus, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", precision="bf16", stop_at=4)
+    point = tmp_path / "run/resume/step-000000004"
+    for file in ("training", "process-0"):
+        tensors = load_file(point / f"{file}.safetensors")
+        assert {value.dtype for value in tensors.values()} <= {torch.float32, torch.int64, torch.uint8}
+    first = log_of(tmp_path / "run")[0]
+    assert first["loss"] == pytest.approx(math.log(257), abs=0.1)
+
+
+# --- what a run leaves ---
+
+
+def test_the_model_that_is_kept_is_the_best_at_validation(corpus: Corpus, tmp_path: Path) -> None:
+    # A rate that rises until it destroys what was learnt.
+    tiny_run(corpus, tmp_path / "run", steps=12, warmup=12, learning_rate=1.0, late_update_step=0, validate_every=2)
+    scores = [line["validation"]["bits_per_byte"] for line in log_of(tmp_path / "run") if "validation" in line]
+    assert len(scores) == 6
+    assert min(scores) < scores[-1]
+    model, tokenizer = load(tmp_path / "run")
+    split = beginnings(corpus.validation, tokenizer, TRAINING["validation_tokens"])
+    kept = evaluate(model, split).total.bits_per_byte
+    assert kept == pytest.approx(min(scores), rel=1e-6)
+    assert kept != pytest.approx(scores[-1], rel=1e-3)
+    state = json.loads(next((tmp_path / "run/resume").iterdir()).joinpath("state.json").read_text())
+    assert state["counters"]["best"] == min(scores)
+
+
+def test_without_validation_the_last_model_is_kept(corpus: Corpus, tmp_path: Path) -> None:
+    trained = tiny_run(corpus, tmp_path / "run", validate_every=0)
+    assert_same_tensors(dict(load(tmp_path / "run")[0].state_dict()), dict(trained.state_dict()))
+    assert not any("validation" in line for line in log_of(tmp_path / "run"))
+
+
+def test_the_log_has_losses_validations_and_samples(finished: Path) -> None:
+    lines = log_of(finished)
+    losses, validations, samples = (
+        {line["step"]: line for line in lines if kind in line} for kind in ("loss", "validation", "sample")
+    )
+    assert list(losses) == list(range(1, 11))
+    assert list(validations) == [4, 8, 10]
+    assert list(samples) == [5, 10]
+    assert [line["tokens"] for line in losses.values()] == sorted(line["tokens"] for line in losses.values())
+    updates = [step for step, line in losses.items() if "learning_rate" in line]
+    assert updates == [1, 2, 3, 6, 9, 10]
+    for step in updates:
+        assert losses[step]["gradient_norm"] > 0
+        assert (losses[step]["compression_gradient_norm"] > 0) == (step > 1)
+    assert losses[1]["reconstruction_error"] == [0.0, 0.0]  # nothing has been evicted yet
+    assert validations[4]["validation"]["tokens"] == 100
+    assert all(isinstance(line["sample"], str) for line in samples.values())
+
+
+def test_a_line_of_the_log_is_the_mean_over_its_steps(corpus: Corpus, finished: Path, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", model={"dropout": 0.1}, log_every=4)
+    single = {line["step"]: line for line in log_of(finished) if "loss" in line}
+    ends = [line for line in log_of(tmp_path / "run") if "loss" in line]
+    assert [line["step"] for line in ends] == [4, 8, 10]
+    for begin, line in zip((0, 4, 8), ends, strict=True):
+        steps = range(begin + 1, line["step"] + 1)
+        for name in ("loss", "compression_loss"):  # every lane of this corpus reads whole segments here
+            mean = sum(single[step][name] for step in steps) / len(steps)
+            assert line[name] == pytest.approx(mean, rel=1e-3)
+
+
+def test_speed_and_progress_go_to_stderr_in_lines_that_are_not_broken(
+    corpus: Corpus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny_run(corpus, tmp_path / "run", stop_at=5)
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert re.fullmatch(r"step 2/5  loss \d\.\d{4} nats  compression .* tokens/s", lines[1])
+    assert sum(line.startswith("step ") for line in lines) == 7
+    written = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert all(line["tokens_per_second"] > 0 for line in written if "loss" in line)
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "options", "message"),
+    [
+        ({"vocab_size": 300}, {}, {}, r"vocab_size \(300\) must be 257, the number of ids of "),
+        ({}, {}, {"resume": True}, "new/run: nothing to resume, no checkpoint was written there"),
+        ({}, {}, {"stop_at": 0}, r"stop_at \(0\) must be 1 or more"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    corpus: Corpus,
+    tmp_path: Path,
+    model: dict[str, Any],
+    training: dict[str, Any],
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(CompressiveError, match=message):
+        tiny_run(corpus, tmp_path / "new/run", model=model, **options, **training)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lanes_that_processes_and_parts_cannot_share_are_refused(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(rank=0, world=3, device=torch.device("cpu"))
+    with pytest.raises(CompressiveError, match=r"batch \(4\) must be a multiple of 6, the number of processes"):
+        Trainer(tiny_model(), corpus, TrainConfig(batch=4, accumulation=2), tmp_path / "run", processes)
+
+
+def test_tensorboard_that_is_not_installed_is_found_before_anything_is_written(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compressive_transformer.progress.find_spec", lambda name: None)
+    with pytest.raises(CompressiveError, match=r"pip install 'compressive-transformer\[tensorboard\]'"):
+        train(tiny_model(), corpus, TrainConfig(**TRAINING), tmp_path / "run", tensorboard=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_exists_is_never_overwritten(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mine.txt").write_text("mine")
+    for out in (tmp_path / "run", tmp_path / "run/mine.txt"):
+        with pytest.raises(CompressiveError, match="exists already; choose another folder"):
+            tiny_run(corpus, out)
+    assert [file.name for file in tmp_path.rglob("*")] == ["run", "mine.txt"]
+    (tmp_path / "empty").mkdir()
+    tiny_run(corpus, tmp_path / "empty", stop_at=1)
+    assert (tmp_path / "empty/model.safetensors").is_file()
