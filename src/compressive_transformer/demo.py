@@ -30,15 +30,15 @@ COMPRESSIVE = ModelConfig(
 # The same number of states to attend to, none of them compressed.
 TRANSFORMER_XL = replace(COMPRESSIVE, memory_length=128, compressed_length=0)
 TRAINING = TrainConfig(
-    steps=1000,
+    steps=500,
     batch=16,
     learning_rate=2e-3,
     compression_learning_rate=2e-4,
-    warmup=100,
-    log_every=100,
-    validate_every=500,
+    warmup=50,
+    log_every=50,
+    validate_every=250,
     validation_tokens=20_000,
-    checkpoint_every=500,
+    checkpoint_every=250,
 )
 PROMPT_CHARACTERS = 2000
 
