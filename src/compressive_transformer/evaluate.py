@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -161,10 +163,18 @@ def beginnings(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
     for index in range(0, len(split.documents) * count, len(split.documents)):
         document = split.documents[index // count]
         if document.tokens > share:
-            text = tokenizer.decode(split.read(index // count, 0, share))
-            document = replace(document, tokens=share, words=len(text.split()), bytes=len(text.encode()))
+            text, kept = _whole_characters(tokenizer, split.read(index // count, 0, share))
+            document = replace(document, tokens=kept, words=len(text.split()), bytes=len(text.encode()))
         documents.append(document)
     return replace(split, documents=tuple(documents))
+
+
+def _whole_characters(tokenizer: Tokenizer, tokens: NDArray[np.int64]) -> tuple[str, int]:
+    """The text of tokens without a character that the end cuts in two, and how many tokens that takes."""
+    kept = len(tokens)
+    while (text := tokenizer.decode(tokens[:kept])).endswith("\N{REPLACEMENT CHARACTER}"):
+        kept -= 1
+    return text, kept
 
 
 def _evaluation(model: CompressiveTransformer, split: Split, nats: Tensor) -> Evaluation:

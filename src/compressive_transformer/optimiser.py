@@ -33,9 +33,11 @@ class Optimiser:
         self.compression = [p for name, p in model.named_parameters() if ".compression." in name]
         own = set(self.compression)
         self.network = [p for p in model.parameters() if p not in own]
+        # Matrices decay; gains, biases and the biases u and v of attention (one row a head) do not.
+        decays = {p: p.ndim > 1 and not name.endswith("_bias") for name, p in model.named_parameters()}
         groups = [
-            {"params": [p for p in self.network if p.ndim > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in self.network if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in self.network if decays[p]], "weight_decay": config.weight_decay},
+            {"params": [p for p in self.network if not decays[p]], "weight_decay": 0.0},
             {"params": self.compression, "weight_decay": config.compression_weight_decay},
         ]
         self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98))

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 -m compressive_transformer.cli train CONFIG DATA RUN
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -177,9 +178,9 @@ class Trainer:
         processes = self.processes
         batch = max(self.config.batch, processes.world)
         result = evaluate(self.model, self.validation, batch=batch, rank=processes.rank, world=processes.world)
-        best = self.counters.best
-        if best is None or result.total.bits_per_byte < best:
-            self.counters.best = result.total.bits_per_byte
+        reached, best = result.total.bits_per_byte, self.counters.best
+        if math.isfinite(reached) and (best is None or reached < best):
+            self.counters.best = reached
             if processes.leads:
                 save(self.out, self.model, self.corpus.tokenizer)
         return result
