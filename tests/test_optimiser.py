@@ -129,7 +129,9 @@ def test_without_gradient_matrices_decay_and_vectors_do_not() -> None:
     )
     Optimiser(model, config).step(4)
     for (name, one), other in zip(model.named_parameters(), start.parameters(), strict=True):
-        share = 0.25 * 0.2 if ".compression." in name else 0.5 * 0.1 if one.ndim > 1 and not name.endswith("_bias") else 0.0
+        share = (
+            0.25 * 0.2 if ".compression." in name else 0.5 * 0.1 if one.ndim > 1 and not name.endswith("_bias") else 0.0
+        )
         torch.testing.assert_close(one, (1 - share) * other, msg=lambda text, name=name: f"{name}: {text}")
 
 

@@ -177,8 +177,9 @@ def test_two_processes_train_as_one_and_go_on_from_the_middle_of_an_update(corpu
     config, script, two = (tmp_path / name for name in ("config.toml", "script.py", "two"))
     script.write_text(TWO_PARTS)
     tables = {"model": MODEL, "train": {**TRAINING, **SLOW}}
-    lines = [[f"[{name}]", *(f"{k} = {v}" for k, v in table.items())] for name, table in tables.items()]
-    config.write_text("\n".join(sum(lines, [])))
+    with config.open("w") as file:
+        for name, table in tables.items():
+            print(f"[{name}]", *(f"{field} = {value}" for field, value in table.items()), sep="\n", file=file)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launch, *map(str, (script, "train", config, corpus.path, two))],

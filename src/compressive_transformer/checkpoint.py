@@ -89,7 +89,8 @@ def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[s
         with safe_open(path, framework="pt") as file:
             if like is not None:
                 _compare(path, file, like)
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            # Clones are aligned as PyTorch aligns; sums over tensors mapped from the file round in another order.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
 

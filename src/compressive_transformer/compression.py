@@ -102,7 +102,10 @@ def attention_reconstruction(
     with torch.no_grad():
         target = _content_attention(queries, project(evicted.flatten(1, 2)), readable.repeat_interleave(rate, 1))
     reconstruction = _content_attention(queries, project(compressed), readable)
-    weight = (counts > 0).to(evicted.device, target.dtype)
+    # Half precision would cancel in the difference once f_c is good.
+    precise = torch.promote_types(target.dtype, torch.float32)
+    target, reconstruction = target.to(precise), reconstruction.to(precise)
+    weight = (counts > 0).to(evicted.device, precise)
     squares = weight * (reconstruction - target).square().flatten(1).mean(1)  # [batch]
     size = (weight * target.square().flatten(1).mean(1)).sum()
     relative = squares.detach().sum() / size.clamp(min=torch.finfo(size.dtype).tiny)
