@@ -1,0 +1,254 @@
+"""A score is a property of model and text: each token predicted once, from its document's beginning."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressive_transformer.corpus import Corpus, Split, prepare
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, token_nats
+from compressive_transformer.model import CompressiveTransformer, with_lengths
+from compressive_transformer.tokenizer import train_bpe
+from runs import MODEL
+from small import small_model
+
+
+@pytest.fixture(scope="module")
+def model() -> CompressiveTransformer:
+    """In float64, far from its first values, so that memory matters."""
+    return small_model(**{"vocab_size": 257, **MODEL}).eval()
+
+
+@pytest.fixture(scope="module")
+def scored(model: CompressiveTransformer, corpus: Corpus) -> Evaluation:
+    return evaluate(model, corpus.test, batch=1)
+
+
+def score(**counts: float) -> Score:
+    return Score(**{"nats": 100.0, "tokens": 40, "words": 10, "bytes": 50, **counts})  # type: ignore[arg-type]
+
+
+# --- the nats ---
+
+
+def test_nats_are_those_of_each_token_read_one_by_one_from_the_beginning(
+    model: CompressiveTransformer, corpus: Corpus, scored: Evaluation
+) -> None:
+    for number, (title, found) in enumerate(scored.documents):
+        memory, expected, before = None, 0.0, corpus.tokenizer.start
+        for token in corpus.test.read(number).tolist():
+            with torch.no_grad():
+                output = model(torch.tensor([[before]]), memory)
+            expected -= float(output.logits[0, 0].log_softmax(0)[token])
+            memory, before = output.memory, token
+        assert title == corpus.test.documents[number].title
+        assert found.nats == pytest.approx(expected, rel=1e-6)
+    assert scored.total.nats == pytest.approx(sum(found.nats for _, found in scored.documents), rel=1e-12)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 8])
+@pytest.mark.parametrize("name", ["validation", "train"])
+def test_the_number_of_lanes_does_not_change_the_score(
+    model: CompressiveTransformer, corpus: Corpus, batch: int, name: str
+) -> None:
+    split = beginnings(corpus.split(name), corpus.tokenizer, 300)
+    assert len({document.tokens for document in split.documents}) > 1 or name == "train"
+    expected, found = evaluate(model, split, batch=1), evaluate(model, split, batch=batch)
+    for one, other in zip(found.documents, expected.documents, strict=True):
+        assert one[0] == other[0]
+        assert one[1].nats == pytest.approx(other[1].nats, rel=1e-6)
+    assert found.total.nats == pytest.approx(expected.total.nats, rel=1e-6)
+
+
+def test_every_token_is_scored_once(model: CompressiveTransformer, corpus: Corpus, scored: Evaluation) -> None:
+    counts = [document.tokens for document in corpus.test.documents]
+    assert [found.tokens for _, found in scored.documents] == counts
+    told: list[int] = []
+    evaluate(model, corpus.test, batch=3, progress=told.append)
+    assert sum(told) == scored.total.tokens == sum(counts)
+
+
+def test_a_document_does_not_change_the_score_of_another(
+    model: CompressiveTransformer, corpus: Corpus, scored: Evaluation
+) -> None:
+    last = replace(corpus.test, documents=corpus.test.documents[1:])
+    assert evaluate(model, last, batch=1).total.nats == pytest.approx(scored.documents[1][1].nats, rel=1e-9)
+
+
+def test_a_model_that_knows_nothing_needs_the_logarithm_of_its_vocabulary(
+    model: CompressiveTransformer, corpus: Corpus
+) -> None:
+    even = small_model(model.config)
+    torch.nn.init.zeros_(even.embedding.weight)
+    total = evaluate(even, corpus.test).total
+    assert total.nats_per_token == pytest.approx(math.log(257))
+    assert total.bits_per_byte == pytest.approx(math.log2(257))
+
+
+def test_nats_of_tokens_are_double_and_zero_where_ignored() -> None:
+    logits = torch.randn(2, 3, 5)
+    targets = torch.tensor([[0, 4, -100], [2, -100, -100]])
+    nats = token_nats(logits, targets)
+    assert nats.dtype == torch.float64
+    for lane, place in [(0, 0), (0, 1), (1, 0)]:
+        expected = -logits[lane, place].log_softmax(0)[targets[lane, place]]
+        assert float(nats[lane, place]) == pytest.approx(float(expected), rel=1e-5)
+    assert nats[targets == -100].eq(0).all()
+
+
+# --- what is made of them ---
+
+
+def test_measures_are_what_their_formulas_say() -> None:
+    found = score()
+    assert found.word_perplexity == pytest.approx(math.exp(10))
+    assert found.bits_per_byte == pytest.approx(100 / math.log(2) / 50)
+    assert found.nats_per_token == 2.5
+    # One bit for each byte: 2 ** (bytes in a word) for a word.
+    even = score(nats=50 * math.log(2))
+    assert even.bits_per_byte == pytest.approx(1)
+    assert even.word_perplexity == pytest.approx(2**5)
+
+
+@pytest.mark.parametrize("counts", [{"nats": 1e6}, {"words": 0}])
+def test_a_perplexity_beyond_numbers_is_infinite_and_null_in_json(counts: dict[str, float]) -> None:
+    found = score(**counts)
+    assert found.word_perplexity == math.inf
+    assert found.table()["word_perplexity"] is None
+    assert found.table()["bits_per_byte"] == found.bits_per_byte
+    json.dumps(found.table(), allow_nan=False)
+
+
+def test_a_total_is_made_of_sums_not_of_means(scored: Evaluation, corpus: Corpus) -> None:
+    documents = corpus.test.documents
+    assert scored.total.words == sum(document.words for document in documents)
+    assert scored.total.bytes == sum(document.bytes for document in documents)
+    bits = scored.total.nats / math.log(2) / sum(document.bytes for document in documents)
+    assert scored.total.bits_per_byte == pytest.approx(bits)
+
+
+def test_the_table_is_json_with_all_that_is_needed_to_do_it_again(
+    scored: Evaluation, corpus: Corpus, model: CompressiveTransformer
+) -> None:
+    table = json.loads(json.dumps(scored.table(), allow_nan=False))
+    assert table["nats"] == scored.total.nats
+    assert [entry["title"] for entry in table["documents"]] == [document.title for document in corpus.test.documents]
+    assert table["documents"][1]["bits_per_byte"] == scored.documents[1][1].bits_per_byte
+    conditions = table["conditions"]
+    assert conditions["split"] == "test"
+    assert conditions["corpus_fingerprint"] == corpus.fingerprint
+    assert conditions["lossless"] is True
+    assert conditions["model"]["memory_length"] == model.config.memory_length
+    assert conditions["precision"] == "float64"
+    assert conditions["versions"]["torch"] == torch.__version__
+
+
+def test_other_memory_lengths_are_recorded_and_change_the_score(
+    model: CompressiveTransformer, corpus: Corpus, scored: Evaluation
+) -> None:
+    changed = evaluate(with_lengths(model, memory_length=20, compressed_length=2), corpus.test)
+    assert changed.conditions["model"]["memory_length"] == 20
+    assert changed.conditions["model"]["compressed_length"] == 2
+    assert changed.total.tokens == scored.total.tokens
+    assert changed.total.nats != pytest.approx(scored.total.nats, rel=1e-6)
+
+
+def test_a_score_reads_as_text(scored: Evaluation) -> None:
+    text = str(scored)
+    assert text.startswith("test: 2 documents, ")
+    assert f"bits per byte     {scored.total.bits_per_byte:.4f}" in text
+    assert "segment 8, recent 9, compressed 4 at rate 3" in text
+    assert "not sound" not in text
+    lossy = replace(scored, conditions={**scored.conditions, "lossless": False})
+    assert "(not sound: the tokenizer loses text)" in str(lossy)
+
+
+# --- beginnings of documents ---
+
+
+def test_beginnings_are_cut_and_counted_anew(corpus: Corpus) -> None:
+    split = beginnings(corpus.train, corpus.tokenizer, 1500)  # 500 of each, but one has fewer
+    assert [document.tokens for document in split.documents] == [500, 387, 500]
+    for number, document in enumerate(split.documents):
+        text = corpus.tokenizer.decode(corpus.train.read(number)[:500])
+        assert corpus.tokenizer.decode(split.read(number)) == text
+        assert document.words == len(text.split())
+        assert document.bytes == len(text.encode())
+    assert split.documents[1] == corpus.train.documents[1]
+    assert (split.name, split.fingerprint) == (corpus.train.name, corpus.train.fingerprint)
+
+
+def test_beginnings_longer_than_all_documents_are_all_of_them(corpus: Corpus) -> None:
+    assert beginnings(corpus.test, corpus.tokenizer, 10**9) == corpus.test
+
+
+def test_a_beginning_is_scored_as_it_is_within_its_document(model: CompressiveTransformer, corpus: Corpus) -> None:
+    short = evaluate(model, beginnings(corpus.test, corpus.tokenizer, 60))
+    assert short.total.tokens == 60
+    with torch.no_grad():
+        for number, (_, found) in enumerate(short.documents):
+            ids = torch.from_numpy(corpus.test.read(number))
+            inputs = torch.cat([torch.tensor([corpus.tokenizer.start]), ids[:-1]])
+            nats = token_nats(model(inputs[None]).logits, ids[None])[0, :30].sum()
+            assert found.nats == pytest.approx(float(nats), rel=1e-6)
+
+
+def test_a_beginning_of_nothing_is_refused(corpus: Corpus) -> None:
+    with pytest.raises(CompressiveError, match=r"tokens \(0\) must be 1 or more"):
+        beginnings(corpus.test, corpus.tokenizer, 0)
+
+
+# --- borders ---
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_left_in_the_mode_in_which_it_came(
+    model: CompressiveTransformer, corpus: Corpus, training: bool
+) -> None:
+    other = small_model(replace(model.config, dropout=0.5)).train(training)
+    split = beginnings(corpus.test, corpus.tokenizer, 40)
+    first = evaluate(other, split)
+    assert other.training == training
+    assert evaluate(other, split).total == first.total  # nothing is dropped while it is scored
+
+    def fail(tokens: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(other, split, progress=fail)
+    assert other.training == training
+    assert all(parameter.grad is None for parameter in other.parameters())
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(model: CompressiveTransformer, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc abc abc")
+    train_bpe(["abc abc"], 259).save(tmp_path / "tokenizer.json")
+    other = prepare(tmp_path / "text.txt", tmp_path / "data", tokenizer=tmp_path / "tokenizer.json", holdout=0)
+    with pytest.raises(CompressiveError, match=r"the corpus has 259 token ids, the model 257; prepare the"):
+        evaluate(model, other.train)
+
+
+def test_fewer_lanes_than_processes_are_refused(model: CompressiveTransformer, corpus: Corpus) -> None:
+    with pytest.raises(CompressiveError, match=r"batch \(1\) must be at least the number of processes \(2\)"):
+        evaluate(model, corpus.test, batch=1, world=2)
+    with pytest.raises(CompressiveError, match=r"batch \(0\) must be at least"):
+        evaluate(model, corpus.test, batch=0)
+
+
+def test_processes_share_the_lanes_and_their_sum_is_the_score(
+    model: CompressiveTransformer, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split: Split = beginnings(corpus.train, corpus.tokenizer, 300)
+    parts: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda nats: parts.append(nats.clone()))
+    for rank in range(2):
+        evaluate(model, split, batch=3, rank=rank, world=2)
+    expected = [found.nats for _, found in evaluate(model, split).documents]
+    assert (parts[0] + parts[1]).tolist() == pytest.approx(expected, rel=1e-6)
+    assert all(part.any() for part in parts)

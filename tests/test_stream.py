@@ -1,0 +1,293 @@
+"""Reading and writing, however they are cut into calls, are one stream through one model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.model import CompressiveTransformer
+from compressive_transformer.stream import Stream, sample
+from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
+from runs import MODEL
+from small import assert_close, assert_same_memory, small_model
+
+TEXT = "Call me Ishmael. Zwölf Boxkämpfer; 吾輩は猫である 👩‍👩‍👧 — and so on, line\nby line."
+BYTES = ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def model() -> CompressiveTransformer:
+    return small_model(**{"vocab_size": 257, **MODEL}).eval()
+
+
+@pytest.fixture
+def stream(model: CompressiveTransformer) -> Stream:
+    stream = Stream(model, BYTES)
+    stream.read(TEXT[:40])
+    return stream
+
+
+def read(model: CompressiveTransformer, *pieces: str) -> Stream:
+    stream = Stream(model, BYTES)
+    for piece in pieces:
+        stream.read(piece)
+    return stream
+
+
+def next_logits(stream: Stream) -> Tensor:
+    assert stream._logits is not None
+    return stream._logits
+
+
+# --- reading ---
+
+
+def test_reading_is_the_model_over_the_start_and_the_tokens(model: CompressiveTransformer) -> None:
+    stream = read(model, TEXT)
+    with torch.no_grad():
+        output = model(torch.tensor([[BYTES.start, *BYTES.encode(TEXT)]]))
+    assert_same_memory(model, stream.memory, output.memory)
+    assert_close(next_logits(stream), output.logits[0, -1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reading_in_pieces_is_reading_in_one_go(model: CompressiveTransformer, seed: int) -> None:
+    rng = random.Random(seed)
+    borders = [0, *sorted(rng.randint(0, len(TEXT)) for _ in range(10)), len(TEXT)]
+    pieces = [TEXT[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    one, other = read(model, *pieces), read(model, TEXT)
+    assert_same_memory(model, one.memory, other.memory)
+    assert_close(next_logits(one), next_logits(other))
+    assert one.write(30, temperature=0) == other.write(30, temperature=0)
+
+
+def test_reading_nothing_begins_a_document_and_no_more(model: CompressiveTransformer) -> None:
+    stream = read(model, "", "", TEXT, "")
+    assert stream.memory.seen.tolist() == [1 + len(TEXT.encode())]
+    assert read(model, "").memory.seen.tolist() == [1]
+    assert read(model, "").write(9, seed=3) == Stream(model, BYTES).write(9, seed=3)
+
+
+def test_memory_can_be_kept_and_set_back(model: CompressiveTransformer, stream: Stream) -> None:
+    kept = stream.memory
+    first = stream.write(25, seed=1)
+    stream.memory = kept
+    stream.read("!")
+    again = read(model, TEXT[:40], "!")
+    assert_same_memory(model, stream.memory, again.memory)
+    assert stream.write(25, seed=1) == again.write(25, seed=1)
+    assert first
+
+
+def test_what_was_written_stays_in_memory(model: CompressiveTransformer) -> None:
+    # A model that writes ASCII only, so that what it wrote can be read again.
+    ascii_only = small_model(model.config).eval()
+    with torch.no_grad():
+        ascii_only.final_norm.bias.copy_(10 * ascii_only.embedding.weight[ord("a")])
+    stream = read(ascii_only, "abc")
+    written = stream.write(20, seed=0, top_k=3)
+    assert_same_memory(ascii_only, stream.memory, read(ascii_only, "abc" + written).memory)
+    both = read(ascii_only, "abc")
+    assert both.write(12, temperature=0) + both.write(8, temperature=0) == read(ascii_only, "abc").write(
+        20, temperature=0
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_left_in_the_mode_in_which_it_came(training: bool) -> None:
+    model = small_model(**{"vocab_size": 257, **MODEL, "dropout": 0.5}).train(training)
+    texts = {read(model, TEXT).write(10, seed=0) for _ in range(2)}
+    assert len(texts) == 1  # nothing is dropped
+    assert model.training == training
+
+
+# --- writing ---
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(model: CompressiveTransformer) -> None:
+    texts = [read(model, TEXT).write(30, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    random_texts = {read(model, TEXT).write(30) for _ in range(2)}
+    assert len(random_texts) == 2
+
+
+def test_global_random_state_is_neither_read_nor_moved(model: CompressiveTransformer) -> None:
+    torch.manual_seed(0)
+    first = read(model, TEXT).write(10, seed=1)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    assert read(model, TEXT).write(10, seed=1) == first
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0}, {"top_k": 1, "seed": 5}, {"top_p": 1e-9, "seed": 5}, {"temperature": 1e-310}]
+)
+def test_without_chance_each_token_is_the_likeliest(model: CompressiveTransformer, options: dict[str, float]) -> None:
+    tokens = [BYTES.start, *BYTES.encode(TEXT)]
+    written: list[int] = []
+    for _ in range(12):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*tokens, *written]])).logits[0, -1]
+        written.append(int(logits[:-1].argmax()))
+    assert read(model, TEXT).write(12, **options) == BYTES.decode(written)  # type: ignore[arg-type]
+
+
+def test_pieces_joined_are_what_write_gives(model: CompressiveTransformer) -> None:
+    options = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 7}
+    pieces = list(read(model, TEXT).pieces(40, **options))  # type: ignore[arg-type]
+    assert len(pieces) > 10
+    assert "".join(pieces) == read(model, TEXT).write(40, **options)  # type: ignore[arg-type]
+
+
+def test_the_start_of_a_document_is_never_written(model: CompressiveTransformer) -> None:
+    eager = small_model(model.config).eval()
+    with torch.no_grad():  # the start is by far the likeliest token, always
+        eager.embedding.weight[BYTES.start] = 3.0
+        eager.final_norm.bias.copy_(torch.full((16,), 3.0))
+    fed: list[int] = []
+    eager.register_forward_pre_hook(lambda module, inputs: fed.extend(inputs[0].flatten().tolist()))
+    for options in ({"temperature": 0}, {"seed": 0}, {"seed": 0, "temperature": 5.0, "top_p": 0.5}):
+        stream = read(eager, "ab")
+        assert int(next_logits(stream).argmax()) == BYTES.start
+        fed.clear()
+        stream.write(10, **options)  # type: ignore[arg-type]
+        assert len(fed) == 10
+        assert BYTES.start not in fed
+
+
+def test_a_model_with_another_tokenizer_is_refused(model: CompressiveTransformer) -> None:
+    with pytest.raises(CompressiveError, match="the tokenizer has 258 ids, the model 257; use the tokenizer"):
+        Stream(model, train_bpe(["abc"], 258))
+
+
+# --- stopping ---
+
+
+@pytest.fixture
+def scripted(model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """Writes TEXT, byte by byte."""
+    script: Iterator[int] = iter(BYTES.encode(TEXT).tolist())
+    monkeypatch.setattr("compressive_transformer.stream.sample", lambda *_, **__: next(script))
+    return Stream(model, BYTES)
+
+
+@pytest.mark.parametrize(
+    "stop",
+    ["C", "me", " Ishmael. Z", "ölf", "👩‍👧", "Call me", "l me Q", "line\nby line.", "so on; no", "line", "l", "ll"],
+)
+def test_a_stop_is_left_out_with_all_that_follows(scripted: Stream, stop: str) -> None:
+    pieces = list(scripted.pieces(len(TEXT.encode()), stop=stop))
+    assert "".join(pieces) == TEXT.split(stop)[0]
+    # It stops as soon as it can know, and the stop has been read.
+    end = TEXT.find(stop)
+    upto = TEXT if end < 0 else TEXT[: end + len(stop)]
+    assert scripted.memory.seen.tolist() == [1 + len(upto.encode())]
+
+
+def test_a_beginning_of_a_stop_is_given_out_once_it_leads_nowhere(
+    model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = iter(b"aabaaab!aa")
+    monkeypatch.setattr("compressive_transformer.stream.sample", lambda *_, **__: next(script))
+    pieces = Stream(model, BYTES).pieces(10, stop="aaab?")
+    assert "".join(pieces) == "aabaaab!aa"
+    script = iter(b"aaaab...")
+    assert Stream(model, BYTES).write(8, stop="aab") == "aa"
+
+
+def test_a_text_without_the_stop_is_whole(model: CompressiveTransformer) -> None:
+    assert read(model, TEXT).write(30, seed=1, stop="never written") == read(model, TEXT).write(30, seed=1)
+
+
+# --- sampling ---
+
+LOGITS = torch.tensor([1.0, -1.0, 2.0, 0.0, float("-inf"), 1.5], dtype=torch.float64)
+
+
+def draws(count: int = 5000, **options: float) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}
+    tokens = [sample(LOGITS, generator=generator, **settings) for _ in range(count)]  # type: ignore[arg-type]
+    return torch.tensor(tokens).bincount(minlength=6)
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({}, [0, 1, 2, 3, 5]),
+        ({"temperature": 0.5}, [0, 1, 2, 3, 5]),
+        ({"temperature": 3.0}, [0, 1, 2, 3, 5]),
+        ({"top_k": 2}, [2, 5]),
+        ({"top_k": 3}, [0, 2, 5]),
+        ({"top_k": 99}, [0, 1, 2, 3, 5]),
+        # Probabilities in order: 0.469 (2), 0.285 (5), 0.173 (0), 0.064 (3), 0.023 (1).
+        ({"top_p": 0.4}, [2]),
+        ({"top_p": 0.5}, [2, 5]),
+        ({"top_p": 0.9}, [0, 2, 5]),
+        ({"top_p": 0.95, "top_k": 2}, [2, 5]),
+        ({"top_p": 0.6, "top_k": 2}, [2]),  # 0.62 of what top_k left
+    ],
+)
+def test_tokens_are_drawn_as_often_as_the_distribution_says_and_no_others(
+    options: dict[str, float], allowed: list[int]
+) -> None:
+    kept = torch.full_like(LOGITS, float("-inf"))
+    kept[allowed] = LOGITS[allowed]
+    expected = torch.softmax(kept / options.get("temperature", 1.0), dim=0)
+    found = draws(**options)
+    assert found[expected == 0].sum() == 0
+    deviation = (expected * (1 - expected) * 5000).sqrt()
+    assert ((found - 5000 * expected).abs() <= 3 * deviation + 1e-9).all(), found.tolist()
+
+
+def test_of_equally_likely_tokens_the_first_stay() -> None:
+    generator = torch.Generator().manual_seed(0)
+    even = torch.zeros(8, dtype=torch.float64)
+    found = {sample(even, temperature=1.0, top_k=3, top_p=1.0, generator=generator) for _ in range(200)}
+    assert found == {0, 1, 2}
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 0}, r"tokens \(0\) must be 1 or more"),
+        ({"tokens": -3}, r"tokens \(-3\) must be 1 or more"),
+        ({"temperature": -0.1}, r"temperature \(-0\.1\) must be 0 .* or more"),
+        ({"temperature": float("inf")}, r"temperature \(inf\) must be"),
+        ({"temperature": float("nan")}, r"temperature \(nan\) must be"),
+        ({"top_k": -1}, r"top_k \(-1\) must be 0 .* or more"),
+        ({"top_p": 0.0}, r"top_p \(0\.0\) must be more than 0 and at most 1"),
+        ({"top_p": 1.1}, r"top_p \(1\.1\) must be"),
+        ({"top_p": float("nan")}, r"top_p \(nan\) must be"),
+        ({"seed": -1}, r"seed \(-1\) must be 0 or more"),
+        ({"seed": 2**63}, r"seed \(\d+\) must be 0 or more, and less than 2\*\*63"),
+        ({"stop": ""}, "stop must hold at least one character"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_written(
+    stream: Stream, options: dict[str, float], message: str
+) -> None:
+    before = stream.memory
+    arguments = {"tokens": 5, **options}
+    with pytest.raises(CompressiveError, match=message):
+        stream.write(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(CompressiveError, match=message):
+        stream.pieces(**arguments)  # type: ignore[arg-type]
+    assert stream.memory is before
+
+
+def test_text_that_no_file_can_hold_is_refused_and_nothing_is_read(stream: Stream) -> None:
+    before = stream.memory
+    with pytest.raises(CompressiveError, match=r"character 2 \(U\+D800\) is a lone surrogate"):
+        stream.read("ab\ud800")
+    assert stream.memory is before
