@@ -11,6 +11,10 @@ from compressive_transformer.corpus import Corpus, prepare
 from runs import tiny_run, write_books
 
 
+# Models as small as these gain nothing from threads, which wait for one another where cores are busy.
+torch.set_num_threads(1)
+
+
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU even where there is a GPU: these tests compare numbers to the bit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def model() -> CompressiveTransformer:
 @pytest.fixture(scope="module")
 def scored(model: CompressiveTransformer, corpus: Corpus) -> Evaluation:
     return evaluate(model, corpus.test, batch=1)
+
+
+@pytest.fixture(autouse=True)
+def _short_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The package's name `evaluate` is the function; the module is found under its full name.
+    monkeypatch.setattr(sys.modules["compressive_transformer.evaluate"], "LONG_ENOUGH", 20)
 
 
 def score(**counts: float) -> Score:
@@ -182,6 +189,11 @@ def test_beginnings_are_cut_and_counted_anew(corpus: Corpus) -> None:
         assert document.bytes == len(text.encode())
     assert split.documents[1] == corpus.train.documents[1]
     assert (split.name, split.fingerprint) == (corpus.train.name, corpus.train.fingerprint)
+
+
+def test_few_tokens_are_taken_from_few_documents_spread_over_the_split(corpus: Corpus) -> None:
+    split = beginnings(corpus.test, corpus.tokenizer, 39)
+    assert [(document.title, document.tokens) for document in split.documents] == [(corpus.test.documents[0].title, 39)]
 
 
 def test_beginnings_longer_than_all_documents_are_all_of_them(corpus: Corpus) -> None:

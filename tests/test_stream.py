@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -59,7 +60,7 @@ def test_reading_is_the_model_over_the_start_and_the_tokens(model: CompressiveTr
 def test_reading_in_pieces_is_reading_in_one_go(model: CompressiveTransformer, seed: int) -> None:
     rng = random.Random(seed)
     borders = [0, *sorted(rng.randint(0, len(TEXT)) for _ in range(10)), len(TEXT)]
-    pieces = [TEXT[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [TEXT[a:b] for a, b in itertools.pairwise(borders)]
     one, other = read(model, *pieces), read(model, TEXT)
     assert_same_memory(model, one.memory, other.memory)
     assert_close(next_logits(one), next_logits(other))

@@ -155,8 +155,13 @@ def beginnings(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
     """The split cut down to about `tokens` tokens: the beginnings of documents spread evenly over it.
 
     Rather fewer documents than short pieces: each keeps `LONG_ENOUGH` tokens where it has them, so that most are
-    predicted with full memory. Words and bytes are counted anew, on the text that is left.
+    predicted with full memory. Words and bytes are counted anew, on the text that is left. Raises CompressiveError
+    for less than one token.
     """
+    if tokens < 1:
+        raise CompressiveError(f"tokens ({tokens}) must be 1 or more")
+    if tokens >= sum(document.tokens for document in split.documents):
+        return split
     count = min(len(split.documents), max(1, tokens // LONG_ENOUGH))
     share = -(-tokens // count)
     documents = []
