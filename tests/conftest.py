@@ -10,7 +10,6 @@ import torch
 from compressive_transformer.corpus import Corpus, prepare
 from runs import tiny_run, write_books
 
-
 # Models as small as these gain nothing from threads, which wait for one another where cores are busy.
 torch.set_num_threads(1)
 
