@@ -15,7 +15,7 @@ from compressive_transformer.corpus import Corpus, Split, prepare
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, token_nats
 from compressive_transformer.model import CompressiveTransformer, with_lengths
-from compressive_transformer.tokenizer import train_bpe
+from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import MODEL
 from small import small_model
 
@@ -194,6 +194,15 @@ def test_beginnings_are_cut_and_counted_anew(corpus: Corpus) -> None:
 def test_few_tokens_are_taken_from_few_documents_spread_over_the_split(corpus: Corpus) -> None:
     split = beginnings(corpus.test, corpus.tokenizer, 39)
     assert [(document.title, document.tokens) for document in split.documents] == [(corpus.test.documents[0].title, 39)]
+
+
+def test_a_beginning_never_ends_within_a_character(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("aé猫👧" * 9, encoding="utf-8")
+    split = prepare(tmp_path / "text.txt", tmp_path / "data", holdout=0).train
+    for tokens in range(4, 20):
+        cut = beginnings(split, ByteTokenizer(), tokens).documents[0]
+        assert cut.bytes == cut.tokens <= tokens < cut.tokens + 4
+        assert "\N{REPLACEMENT CHARACTER}" not in ByteTokenizer().decode(split.read(0, 0, cut.tokens))
 
 
 def test_beginnings_longer_than_all_documents_are_all_of_them(corpus: Corpus) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import sys
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from .checkpoint import load, write_json
+from .checkpoint import load, read_json, write_json
 from .config import ModelConfig, TrainConfig
 from .corpus import Corpus, open_corpus, prepare
-from .evaluate import Evaluation, evaluate
+from .errors import CompressiveError
+from .evaluate import evaluate
 from .model import CompressiveTransformer
 from .stream import Stream
 from .train import train
@@ -43,23 +47,28 @@ TRAINING = TrainConfig(
 PROMPT_CHARACTERS = 2000
 
 
+MODELS = {"compressive": COMPRESSIVE, "transformer-xl": TRANSFORMER_XL}
+
+
 def run_demo(out: Path) -> None:
     """Prepare the sample, train both models on the same tokens, score them, write a passage; about five minutes.
 
+    The models are trained side by side, one core each: models as small as these gain little from a second one.
     What is in `out` already is taken up where it stands.
     """
     corpus = _corpus(out / "data")
-    results = {}
-    for name, config in (("compressive", COMPRESSIVE), ("transformer-xl", TRANSFORMER_XL)):
-        _say(f"\nTraining {name}: {TRAINING.steps * TRAINING.batch * config.segment_length:,} tokens")
-        run = out / name
-        torch.manual_seed(TRAINING.seed)
-        model = CompressiveTransformer(replace(config, vocab_size=corpus.vocab_size))
-        train(model, corpus, TRAINING, run, resume=(run / "resume").is_dir())
-        model, _ = load(run)
-        results[name] = evaluate(model, corpus.test)
-        write_json(out / f"{name}.json", results[name].table())
-    print(_comparison(results))
+    tokens = TRAINING.steps * TRAINING.batch * COMPRESSIVE.segment_length
+    _say(f"Training both models on the same {tokens:,} tokens, side by side; what follows is of the compressive one")
+    spawned = multiprocessing.get_context("spawn")
+    workers = {name: spawned.Process(target=_train_and_score, args=(name, out)) for name in MODELS}
+    for worker in workers.values():
+        worker.start()
+    for worker in workers.values():
+        worker.join()
+    for name, worker in workers.items():
+        if worker.exitcode:
+            raise CompressiveError(f"training {name} failed; {out / name}.log may say why")
+    print(_comparison({name: read_json(out / f"{name}.json") for name in MODELS}))
     print(_passage(out / "compressive", corpus))
     print(
         f"\nEverything is in {out}: data/ (the corpus), compressive/ and transformer-xl/ (the runs), and the two "
@@ -76,18 +85,30 @@ def _corpus(folder: Path) -> Corpus:
         return prepare(str(sample), folder, tokenizer="bpe", vocab_size=COMPRESSIVE.vocab_size)
 
 
-def _comparison(results: dict[str, Evaluation]) -> str:
+def _train_and_score(name: str, out: Path) -> None:
+    """One model's part, in a process of its own."""
+    torch.set_num_threads(1)
+    log = sys.stderr if name == "compressive" else (out / f"{name}.log").open("w", encoding="utf-8")
+    with contextlib.redirect_stderr(log):
+        corpus, run = open_corpus(out / "data"), out / name
+        torch.manual_seed(TRAINING.seed)
+        model = CompressiveTransformer(replace(MODELS[name], vocab_size=corpus.vocab_size))
+        train(model, corpus, TRAINING, run, resume=(run / "resume").is_dir())
+        model, _ = load(run)
+        write_json(out / f"{name}.json", evaluate(model, corpus.test).table())
+
+
+def _comparison(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "\nTwo held-out books, both models trained on the same tokens with equal attention width:\n",
         f"{'':<16}{'memory':>18}{'width':>7}{'range':>8}{'bits per byte':>15}{'word perplexity':>17}",
     ]
     for name, result in results.items():
-        config = ModelConfig(**result.conditions["model"])
+        config = ModelConfig(**result["conditions"]["model"])
         memory = f"{config.memory_length} + {config.compressed_length} × {config.compression_rate}"
-        score = result.total
         lines.append(
             f"{name:<16}{memory:>18}{config.attention_width:>7}{config.temporal_range:>8}"
-            f"{score.bits_per_byte:>15.4f}{score.word_perplexity:>17.1f}"
+            f"{result['bits_per_byte']:>15.4f}{result['word_perplexity']:>17.1f}"
         )
     lines.append(
         "\nmemory: recent slots + compressed slots × tokens in each; width: states a token attends to at most;\n"
