@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator
@@ -51,8 +52,8 @@ def joined() -> Iterator[Processes]:
         return
     if cuda:
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if cuda else "gloo")
-    try:
-        yield Processes(distributed.get_rank(), world, device)
-    finally:
-        distributed.destroy_process_group()
+    # A group that is there already stays: one process cannot safely leave its group and form it again.
+    if not distributed.is_initialized():
+        distributed.init_process_group("nccl" if cuda else "gloo")
+        atexit.register(distributed.destroy_process_group)
+    yield Processes(distributed.get_rank(), world, device)
