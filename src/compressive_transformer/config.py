@@ -101,7 +101,7 @@ class TrainConfig:
     learning_rate: float = 3e-4
     """Highest learning rate of the network, reached after warm-up."""
     learning_rate_edge: float = 1e-6
-    """Learning rate at the first step and at the last."""
+    """Learning rate from which warm-up begins, and to which the cosine leads back at the last step."""
     warmup: int = 500
     """Steps over which the learning rate rises linearly; a cosine leads it back down afterwards."""
     clip: float = 0.1

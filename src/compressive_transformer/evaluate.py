@@ -176,9 +176,11 @@ def beginnings(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
 
 def _whole_characters(tokenizer: Tokenizer, tokens: NDArray[np.int64]) -> tuple[str, int]:
     """The text of tokens without a character that the end cuts in two, and how many tokens that takes."""
-    kept = len(tokens)
-    while (text := tokenizer.decode(tokens[:kept])).endswith("\N{REPLACEMENT CHARACTER}"):
+    text, kept = tokenizer.decode(tokens), len(tokens)
+    # UTF-8 takes at most four bytes a character, so at most three tokens are the beginning of one.
+    while text.endswith("\N{REPLACEMENT CHARACTER}") and kept > max(1, len(tokens) - 3):
         kept -= 1
+        text = tokenizer.decode(tokens[:kept])
     return text, kept
 
 
