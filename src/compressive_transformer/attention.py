@@ -101,9 +101,9 @@ def relative_attention(
 ) -> Tensor:
     """softmax(content · keys + relative scores + mask) · values: `[batch, query, head, d_head]`.
 
-    On a CPU a function with a backward of its own, one head at a time, which is the fastest there, with and
-    without gradient. Elsewhere the relative scores become the additive mask of PyTorch's fused attention,
-    which is slow on a CPU because that mask needs a gradient.
+    On a CPU a function with a backward of its own, one head at a time: the fastest there in training and with long
+    memories, and about as fast elsewhere. On other devices the relative scores become the additive mask of PyTorch's
+    fused attention, which is slow on a CPU because that mask needs a gradient.
     """
     if content.device.type == "cpu":
         flat = [part for queries, rows, _ in grids for part in (queries, rows)]
