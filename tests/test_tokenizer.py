@@ -278,7 +278,7 @@ def test_our_bpe_is_a_file_that_hugging_face_reads(tmp_path: Path) -> None:
 
 
 def test_saving_where_there_is_no_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CompressiveError, match=r"cannot write the tokenizer to .*none/tokenizer\.json"):
+    with pytest.raises(CompressiveError, match=r"cannot write .*none/tokenizer\.json"):
         BYTES.save(tmp_path / "none" / "tokenizer.json")
 
 
