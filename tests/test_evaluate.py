@@ -191,6 +191,17 @@ def test_beginnings_are_cut_and_counted_anew(corpus: Corpus) -> None:
     assert (split.name, split.fingerprint) == (corpus.train.name, corpus.train.fingerprint)
 
 
+def test_a_result_says_which_weights_were_scored(model: CompressiveTransformer, corpus: Corpus) -> None:
+    split = beginnings(corpus.test, corpus.tokenizer, 40)
+    other = small_model(replace(model.config))
+    other.load_state_dict(model.state_dict())
+    assert evaluate(other, split).conditions == evaluate(model, split).conditions
+    with torch.no_grad():
+        other.embedding.weight[0, 0] += 1e-3
+    found, expected = evaluate(other, split).conditions, evaluate(model, split).conditions
+    assert {name for name in expected if found[name] != expected[name]} == {"parameters_sha256"}
+
+
 def test_few_tokens_are_taken_from_few_documents_spread_over_the_split(corpus: Corpus) -> None:
     split = beginnings(corpus.test, corpus.tokenizer, 39)
     assert [(document.title, document.tokens) for document in split.documents] == [(corpus.test.documents[0].title, 39)]

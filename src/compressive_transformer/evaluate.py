@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 from collections.abc import Callable
@@ -103,8 +104,8 @@ def evaluate(
     """The score of each document of `split`, read from its beginning with memory, each token predicted once.
 
     The result does not depend on `batch`, the number of documents that are read side by side. For other memory
-    lengths see `with_lengths`. Process `rank` of `world` reads
-    its share, and all of them get the whole result. `progress` is told how many tokens were scored.
+    lengths see `with_lengths`. Process `rank` of `world` reads its share, and all of them get the whole result.
+    `progress` is told how many tokens were scored.
 
     Raises CompressiveError where the split was made with another tokenizer than the model's, and where `batch` is
     less than the number of processes.
@@ -201,6 +202,7 @@ def _evaluation(model: CompressiveTransformer, split: Split, nats: Tensor) -> Ev
         "lossless": split.lossless,
         "averaging": "sums over all documents: exp(nats / words), nats / ln 2 / bytes",
         "model": as_table(model.config),
+        "parameters_sha256": _fingerprint(model),
         "precision": str(model.embedding.weight.dtype).removeprefix("torch."),
         "device": model.embedding.weight.device.type,
         "versions": {
@@ -210,6 +212,15 @@ def _evaluation(model: CompressiveTransformer, split: Split, nats: Tensor) -> Ev
         },
     }
     return Evaluation(total, tuple(scores), conditions)
+
+
+def _fingerprint(model: CompressiveTransformer) -> str:
+    """sha256 of all parameters with their names: says which weights were scored."""
+    digest = hashlib.sha256()
+    for name, parameter in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(parameter.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _exp(value: float) -> float:
