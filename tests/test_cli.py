@@ -404,7 +404,7 @@ def test_an_interruption_is_one_line(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compressive_transformer.cli.train_model", interrupt)
+    monkeypatch.setattr("compressive_transformer.cli.making.train_model", interrupt)
     done = command("train", config, corpus.path, config.parent / "run")
     assert_failed(done, "interrupted; `compressive train --resume` goes on from the last checkpoint")
 

@@ -8,8 +8,9 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from compressive_transformer.config import ModelConfig, TrainConfig, as_table, from_mapping, read_settings
+from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.settings import as_table, from_mapping, read_settings
 from small import configs, law
 
 

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from compressive_transformer import COMPRESSIONS, attention, cli
-from compressive_transformer.config import ModelConfig, TrainConfig, from_mapping, read_settings
+from compressive_transformer.config import ModelConfig, TrainConfig
+from compressive_transformer.settings import from_mapping, read_settings
 from runs import write_books
 
 ROOT = Path(__file__).parents[1]

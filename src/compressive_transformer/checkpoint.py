@@ -16,11 +16,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .config import ModelConfig, as_table, from_mapping
+from .config import ModelConfig
 from .errors import CompressiveError
 from .files import whole_file
 from .model import CompressiveTransformer
 from .processes import Processes
+from .settings import as_table, from_mapping
 from .tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1

@@ -1,20 +1,13 @@
-"""What a model and a training run are made of: frozen dataclasses, checked once, read from TOML."""
+"""What a model and a training run are made of: frozen dataclasses, checked once."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import json
-import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from .errors import CompressiveError
-
-C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -185,63 +178,6 @@ def check_range(config: Any, names: Sequence[str], *, low: float) -> None:
             raise CompressiveError(f"{name} ({value}) must be {low} or more")
 
 
-def from_mapping(kind: type[C], values: Mapping[str, Any], where: str) -> C:
-    """The config of class `kind` that a table of plain values describes.
-
-    `where` names the source in messages. Raises CompressiveError for unknown and for missing fields.
-    """
-    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
-    for name in values:
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(fields)}"
-            raise CompressiveError(f"{where}: unknown field {name!r}; {hint}")
-    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-    for name in required:
-        if name not in values:
-            raise CompressiveError(f"{where}: field {name!r} is missing")
-    try:
-        return kind(**values)
-    except CompressiveError as error:
-        raise CompressiveError(f"{where}: {error}") from None
-
-
-def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """The tables `model` and `train` of a TOML file, with `section.field=value` overrides laid over them.
-
-    Raises CompressiveError for a file that cannot be read, an unknown table or a malformed override.
-    """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
-    for name, table in tables.items():
-        if name not in ("model", "train") or not isinstance(table, dict):
-            raise CompressiveError(f"{path}: unknown table or field {name!r}; expected tables [model] and [train]")
-    settings: dict[str, dict[str, Any]] = {"model": {}, "train": {}, **tables}
-    for override in overrides:
-        target, equals, text = override.partition("=")
-        section, dot, name = target.partition(".")
-        if not (equals and dot and section in settings):
-            raise CompressiveError(
-                f"--set {override}: expected model.FIELD=VALUE or train.FIELD=VALUE, for example model.compression=mean"
-            )
-        settings[section][name] = _parse_value(text)
-    return settings
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
 def _nearest_divisor(number: int, wanted: int) -> int:
     divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
     return min(divisors, key=lambda candidate: abs(candidate - wanted))
-
-
-def as_table(config: ModelConfig | TrainConfig) -> dict[str, Any]:
-    """The fields of a config as plain values, ready for JSON; `from_mapping` reads them back."""
-    return dataclasses.asdict(config)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from .config import as_table
 from .corpus import Split
 from .errors import CompressiveError
 from .lanes import IGNORE, Lanes
 from .model import CompressiveTransformer
+from .settings import as_table
 from .tokenizer import Tokenizer
 
 LONG_ENOUGH = 16_384

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .checkpoint import ResumePoint, save
-from .config import TrainConfig, as_table
+from .config import TrainConfig
 from .corpus import Corpus
 from .errors import CompressiveError
 from .evaluate import Evaluation, beginnings, evaluate, token_nats
@@ -25,6 +25,7 @@ from .model import CompressiveTransformer, Output
 from .optimiser import Optimiser, Update, update_period
 from .processes import Processes, joined
 from .progress import Progress, Sums, cut_log, require_tensorboard
+from .settings import as_table
 from .stream import Stream
 
 

@@ -1,0 +1,41 @@
+"""The command `compressive`: each sub-command parses, calls one public function and prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import tyro
+
+from ..errors import CompressiveError
+from .making import demo, prepare, train
+from .using import evaluate, generate
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": prepare,
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "demo": demo,
+}
+
+
+def main() -> None:
+    """Run the command line; exit 0 when done, 1 with one line when it failed, 2 on wrong usage."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="compressive",
+            description="Language models whose memory compresses instead of forgetting (Rae et al. 2019).",
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except CompressiveError as error:
+        sys.exit(f"compressive: {error}")
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        sys.exit(f"compressive: {error.filename or 'file system'}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit("compressive: interrupted; `compressive train --resume` goes on from the last checkpoint")

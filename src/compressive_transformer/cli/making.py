@@ -1,0 +1,99 @@
+"""Commands that make things: a corpus, a trained model, the demonstration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from tyro.conf import Positional, UseAppendAction
+
+from ..config import ModelConfig, TrainConfig
+from ..corpus import open_corpus
+from ..corpus import prepare as prepare_corpus
+from ..demo import run_demo
+from ..model import CompressiveTransformer
+from ..settings import from_mapping, read_settings
+from ..train import train as train_model
+from .terminal import say
+
+
+def prepare(
+    source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")],
+    out: Annotated[Positional[Path], tyro.conf.arg(metavar="OUT")],
+    /,
+    tokenizer: str = "bytes",
+    vocab_size: int = 32_000,
+    holdout: int = 10,
+    field: str = "text",
+) -> None:
+    """Turn text into a corpus: tokens on disk, with the borders, words and bytes of each document.
+
+    Line ends are read as text mode reads them (CRLF becomes LF); the text must be UTF-8.
+
+    Args:
+        source: A folder of .txt files, one document each, with sub-folders train/, validation/ and test/ or
+            without; a .jsonl file or a folder of such; or hf:NAME for a Hugging Face dataset (extra `data`).
+        out: The corpus's folder, to be made.
+        tokenizer: "bytes", "bpe" (byte-level, trained here on the training documents), or a path to a Hugging
+            Face tokenizer (a tokenizer.json or a folder with one).
+        vocab_size: Most token ids of "bpe".
+        holdout: Where the source has no splits: of every so many documents one goes to validation and one to
+            test; 0 takes all for training.
+        field: Name of the text in JSON lines and datasets.
+    """
+    corpus = prepare_corpus(
+        source, out, tokenizer=tokenizer, vocab_size=vocab_size, holdout=holdout, field=field, progress=say
+    )
+    for name, split in corpus.splits.items():
+        documents = split.documents
+        print(
+            f"{name:<10}  {len(documents):>7,} documents  {sum(d.tokens for d in documents):>13,} tokens  "
+            f"{sum(d.words for d in documents):>12,} words  {sum(d.bytes for d in documents):>13,} bytes"
+        )
+
+
+def train(
+    config: Annotated[Positional[Path], tyro.conf.arg(metavar="CONFIG")],
+    data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
+    /,
+    settings: Annotated[UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="SECTION.FIELD=VALUE")],
+    resume: bool = False,
+    stop_at: int | None = None,
+    tensorboard: bool = False,
+) -> None:
+    """Train a model on a corpus.
+
+    The run's folder gets config.json, model.safetensors (the best at validation), tokenizer.json, log.jsonl and
+    resume/. For several processes: torchrun --nproc-per-node N -m compressive_transformer.cli train ...
+
+    Args:
+        config: A TOML file with the tables [model] and [train]; every field is described in the docstrings of
+            ModelConfig and TrainConfig. vocab_size may be left out, the corpus says it.
+        data: A corpus that `compressive prepare` made.
+        run: The run's folder, to be made; with --resume, the one to go on with.
+        settings: Override a field of the config, for example --set model.compression=mean; may be repeated.
+        resume: Go on exactly where the run's last checkpoint stands.
+        stop_at: End at this step, with a checkpoint to resume from.
+        tensorboard: Write TensorBoard files too (extra `tensorboard`).
+    """
+    corpus = open_corpus(data)
+    tables = read_settings(config, settings)
+    tables["model"].setdefault("vocab_size", corpus.vocab_size)
+    train_config = from_mapping(TrainConfig, tables["train"], "train")
+    model_config = from_mapping(ModelConfig, tables["model"], "model")
+    torch.manual_seed(train_config.seed)
+    model = CompressiveTransformer(model_config)
+    train_model(model, corpus, train_config, run, resume=resume, stop_at=stop_at, tensorboard=tensorboard)
+    say(f"the run is in {run}; try: compressive evaluate {run} {data}")
+
+
+def demo(out: Path = Path("demo")) -> None:
+    """Train a small model on the sample of real books in the package, and show what its memory does.
+
+    Args:
+        out: A folder for the corpus, the runs and the results, to be made.
+    """
+    run_demo(out)
