@@ -95,14 +95,14 @@ class Inputs:
 def make_inputs(work: Work) -> Inputs:
     """Random states of a segment and of a full memory, through the projections of `RelativeAttention`."""
     torch.manual_seed(0)
-    config, layout = work.config, SlotLayout.of(work.config)
-    attention, slots = RelativeAttention(config), config.attention_width
-    beyond = config.memory_length + config.compression_rate * config.compressed_length
+    config, layout = work.config, SlotLayout.of(work.config, 0)
+    attention, slots = RelativeAttention(config, 0), config.attention_width
+    beyond = config.temporal_range
     seen = torch.full((work.batch,), -(-beyond // work.segment_length) * work.segment_length)
     assert [int(count[0]) for count in layout.filled(seen)] == [work.compressed_length, work.memory_length]
     states = torch.randn(work.batch, slots, config.d_model)
     lengths = torch.full((work.batch,), work.segment_length)
-    positions = relative_positions(config, seen=seen, lengths=lengths, chunk=work.segment_length, like=states)
+    positions = relative_positions(config, layout, seen=seen, lengths=lengths, chunk=work.segment_length, like=states)
     queries = attention._heads(attention.query(states[:, -work.segment_length :]))
     keys, values = attention.keys_values(states)
     grids = [

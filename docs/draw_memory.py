@@ -38,7 +38,7 @@ class Row:
     @classmethod
     def at(cls, seen: int) -> Row:
         """The slots while the segment that begins after `seen` tokens is read."""
-        compressed, recent = SlotLayout.of(CONFIG).slot_spans(seen)
+        compressed, recent = SlotLayout.of(CONFIG, 0).slot_spans(seen)
         tokens = range(seen, seen + CONFIG.segment_length)
         return cls(compressed, recent, [range(token, token + 1) for token in tokens])
 

@@ -35,12 +35,20 @@ def sinusoid(distance, width):
     return torch.tensor(values, dtype=torch.float64)
 
 
+def of_layer(config, name, layer):
+    """A field that is one number or a sequence with one for each layer."""
+    value = getattr(config, name)
+    return value[layer] if isinstance(value, tuple | list) else value
+
+
 class Lane:
     """One lane since its document began."""
 
     def __init__(self, config, weights):
         self.c, self.w = config, weights
         layers = range(config.n_layers)
+        own = ("memory_length", "compressed_length", "compression_rate")
+        self.n_m, self.n_cm, self.rate = ([of_layer(config, name, layer) for layer in layers] for name in own)
         self.inputs = [[] for _ in layers]  # what attention read of every token since the start
         self.groups = [[] for _ in layers]  # every compressed state since the start
         self.seen = 0
@@ -76,33 +84,34 @@ class Lane:
         inner = linear(self.w, f"{name}.feed_forward.2", gelu(linear(self.w, f"{name}.feed_forward.0", inner)))
         return attended + inner if pre else layer_norm(self.w, f"{name}.feed_forward_norm", attended + inner)
 
-    def counts(self, committed):
+    def counts(self, layer, committed):
         """Groups compressed and the first token in recent memory, when `committed` tokens are committed."""
-        c, out = self.c, max(0, committed - self.c.memory_length)
-        if c.compressed_length == 0:
+        out, rate = max(0, committed - self.n_m[layer]), self.rate[layer]
+        if self.n_cm[layer] == 0:
             return 0, out
-        return out // c.compression_rate, out // c.compression_rate * c.compression_rate
+        return out // rate, out // rate * rate
 
     def readable(self, layer):
         """(state, distance, is compressed) of everything that the newest token may read, oldest first."""
         c, now = self.c, self.seen
+        n_m, n_cm, rate = self.n_m[layer], self.n_cm[layer], self.rate[layer]
         committed = now - now % c.segment_length
-        groups, first = self.counts(committed)
+        groups, first = self.counts(layer, committed)
         zero = torch.zeros(c.d_model, dtype=torch.float64)
         zeros = c.empty_slots == "zeros"
-        for g in range(groups - c.compressed_length, groups):
+        for g in range(groups - n_cm, groups):
             if g < 0 and not zeros:
                 continue
             if c.compressed_position == "span":
-                waiting = 0 if groups else max(0, committed - c.memory_length)
-                end = committed - c.memory_length - waiting if not groups else groups * c.compression_rate
-                middle = end - (groups - g) * c.compression_rate + (c.compression_rate - 1) / 2
+                waiting = 0 if groups else max(0, committed - n_m)
+                end = committed - n_m - waiting if not groups else groups * rate
+                middle = end - (groups - g) * rate + (rate - 1) / 2
                 distance = now - middle
             else:
                 distance = now % c.segment_length + groups - g
             yield (self.groups[layer][g] if g >= 0 else zero), distance, True
         if zeros:
-            for token in range(committed - c.memory_length, 0):
+            for token in range(committed - n_m, 0):
                 yield zero, now - token, False
         for token in range(first, now + 1):
             yield self.inputs[layer][token], now - token, False
@@ -131,15 +140,13 @@ class Lane:
 
     def commit(self):
         c = self.c
-        old_groups, _ = self.counts(self.seen - c.segment_length)
-        groups, _ = self.counts(self.seen)
         self.detach()
         for layer in range(c.n_layers):
-            evicted = self.inputs[layer][old_groups * c.compression_rate : groups * c.compression_rate]
-            new = [
-                self.compress(layer, evicted[at : at + c.compression_rate])
-                for at in range(0, len(evicted), c.compression_rate)
-            ]
+            rate = self.rate[layer]
+            old_groups, _ = self.counts(layer, self.seen - c.segment_length)
+            groups, _ = self.counts(layer, self.seen)
+            evicted = self.inputs[layer][old_groups * rate : groups * rate]
+            new = [self.compress(layer, evicted[at : at + rate]) for at in range(0, len(evicted), rate)]
             self.groups[layer] += [state.detach() for state in new]
             if new and c.compression_loss == "attention":
                 self.compression_loss = self.compression_loss + self.reconstruction(layer, evicted, new)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from compressive_transformer.config import ModelConfig
+from compressive_transformer.config import LayerMemory, ModelConfig
 from compressive_transformer.memory import Memory, SlotLayout
 from compressive_transformer.model import CompressiveTransformer
 
@@ -37,7 +38,23 @@ def small_config(**fields: object) -> ModelConfig:
     return ModelConfig(**{**sizes, **memory, **fields})
 
 
-configs = st.builds(small_config, n_layers=st.integers(1, 2), **lengths, **variants)
+def of_layers(n_layers: int) -> st.SearchStrategy[ModelConfig]:
+    """Configs whose lengths of memory and rates are one number or one for each layer."""
+    own = {name: lengths[name] | st.tuples(*[lengths[name]] * n_layers) for name in LayerMemory._fields}
+    return st.builds(small_config, n_layers=st.just(n_layers), **{**lengths, **own}, **variants)
+
+
+configs = st.integers(1, 2).flatmap(of_layers)
+
+# Three layers whose sizes differ; segments of 4, 6 or 7.
+LAYERED: dict[str, dict[str, object]] = {
+    "in the last layers only": {"n_layers": 3, "memory_length": (0, 0, 5), "compressed_length": (0, 3, 3)},
+    "short and long": {"n_layers": 3, "memory_length": (2, 9, 4), "compressed_length": (5, 1, 3), "segment_length": 7},
+    "different rates": {"n_layers": 3, "compression_rate": (2, 3, 4)},  # 3 divides no segment of 4
+    "no rate divides": {"n_layers": 3, "compression_rate": (4, 1, 5), "segment_length": 6, "memory_length": (1, 5, 3)},
+    "zero here and there": {"n_layers": 3, "memory_length": (5, 0, 0), "compressed_length": (0, 2, 0)},
+}
+layered = pytest.mark.parametrize("fields", LAYERED.values(), ids=LAYERED)
 
 
 def small_model(config: ModelConfig | None = None, *, seed: int = 0, **fields: object) -> CompressiveTransformer:
@@ -106,7 +123,7 @@ def assert_same_memory(
 ) -> None:
     """Equal in all that a later call can see, and in unfilled slots too."""
     assert actual.seen.tolist() == expected.seen.tolist()
-    width = int(SlotLayout.of(model.config).pending(actual.seen).max())
+    width = int(SlotLayout.of(model.config, 0).pending(actual.seen).max())
     for tier in ("compressed", "recent", "pending"):
         pairs = zip(getattr(actual, tier), getattr(expected, tier), strict=True)
         for one, other in pairs:

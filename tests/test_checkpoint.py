@@ -40,7 +40,15 @@ def assert_same_model(actual: CompressiveTransformer, expected: CompressiveTrans
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit", "norm": "post"}, {"compressed_length": 0}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"compressed_position": "unit", "norm": "post"},
+        {"compressed_length": 0},
+        {"compressed_length": (4, 0), "memory_length": (0, 9), "compression_rate": (2, 5)},
+    ],
+)
 def test_a_model_comes_back_to_the_bit_and_ready_to_evaluate(
     tmp_path: Path, fields: dict[str, Any], dtype: torch.dtype
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -104,6 +105,54 @@ def test_temporal_range_and_attention_width_are_those_of_section_3_3():
     assert config.temporal_range == 2 * plain.temporal_range
 
 
+def test_range_is_a_sum_over_layers_and_width_their_mean():
+    sizes = {"vocab_size": 2, "d_model": 4, "n_heads": 2, "n_layers": 3, "segment_length": 3}
+    config = ModelConfig(**sizes, memory_length=(0, 6, 8), compressed_length=(0, 0, 6), compression_rate=(2, 3, 4))
+    assert config.temporal_range == 0 + 6 + 8 + 4 * 6
+    assert config.attention_width == 3 + (0 + 6 + 14) / 3
+    uniform = ModelConfig(**sizes, memory_length=(5, 5, 5), compressed_length=2, compression_rate=3)
+    assert (uniform.attention_width, uniform.temporal_range) == (10, 3 * (5 + 6))
+    assert type(uniform.attention_width) is int
+
+
+# --- one number or one a layer ---
+
+
+def test_each_layer_has_the_number_that_was_given_for_it_or_for_all():
+    config = ModelConfig(
+        vocab_size=2, n_layers=3, memory_length=[1, 2, 0], compressed_length=7, compression_rate=(3, 1, 2)
+    )
+    assert [config.of_layer(layer) for layer in range(3)] == [(1, 7, 3), (2, 7, 1), (0, 7, 2)]
+    assert (config.memory_length, config.compressed_length, config.compression_rate) == ((1, 2, 0), 7, (3, 1, 2))
+    hash(config)  # a list became a tuple
+    with refuses(r"^layer \(3\) must lie in 0 \.\. 2$"):
+        config.of_layer(3)
+
+
+@pytest.mark.parametrize("name", ["memory_length", "compressed_length", "compression_rate"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([4, 5], r"\(\[4, 5\]\) must be one number, or a list with one for each of the n_layers \(3\) layers, not 2$"),
+        ((4,), r"\(\(4,\)\) must be one number, or a list with one for each of the n_layers \(3\) layers, not 1$"),
+        ([4, True, 4], r"\(\[4, True, 4\]\) must be of type int, or a list with one for each of the n_layers \(3\) l"),
+        ([4, 4.0, 4], r"\(\[4, 4.0, 4\]\) must be of type int, or a list "),
+        (False, r"\(False\) must be of type int, or a list "),
+        ("4,4,4", r"\('4,4,4'\) must be of type int, or a list "),
+        (None, r"\(None\) must be of type int, or a list "),
+        ([[4], [4], [4]], r"\(\[\[4\], \[4\], \[4\]\]\) must be of type int, or a list "),
+        ((4, -1, 4), r"\(\(4, -1, 4\)\) must be [01] or more in each layer$"),
+    ],
+    ids=str,
+)
+def test_what_is_neither_one_number_nor_one_a_layer_is_refused(name, value, message):
+    with refuses(f"^{name} {message}"):
+        ModelConfig(vocab_size=2, n_layers=3, **{name: value})
+    if name == "compression_rate":
+        with refuses(r"^compression_rate \(\[2, 0, 2\]\) must be 1 or more in each layer$"):
+            ModelConfig(vocab_size=2, n_layers=3, compression_rate=[2, 0, 2])
+
+
 # --- tables ---
 
 
@@ -111,6 +160,12 @@ def test_temporal_range_and_attention_width_are_those_of_section_3_3():
 @given(config=configs)
 def test_a_config_is_what_its_table_describes(config):
     assert from_mapping(ModelConfig, as_table(config), "here") == config
+    assert json.loads(json.dumps(as_table(config))) == as_table(config)
+
+
+def test_a_table_gives_back_one_number_as_one_and_one_a_layer_as_a_list():
+    table = as_table(ModelConfig(vocab_size=2, n_layers=2, memory_length=(0, 5), compressed_length=[1, 2]))
+    assert (table["memory_length"], table["compressed_length"], table["compression_rate"]) == ([0, 5], [1, 2], 4)
 
 
 def test_an_unknown_field_is_refused_with_the_nearest_name():
@@ -139,9 +194,10 @@ def toml(tmp_path):
 
 def test_overrides_lie_over_the_file(toml):
     overrides = ["model.n_layers=3", "model.compression=conv", "train.clip=1e-1", "model.norm='a=b'"]
+    overrides.append("model.memory_length=[64, 0,128]")
     assert read_settings(toml) == {"model": {"n_layers": 2, "compression": "mean"}, "train": {"clip": 0.5}}
     assert read_settings(toml, overrides) == {
-        "model": {"n_layers": 3, "compression": "conv", "norm": "'a=b'"},
+        "model": {"n_layers": 3, "compression": "conv", "norm": "'a=b'", "memory_length": [64, 0, 128]},
         "train": {"clip": 0.1},
     }
 

@@ -171,6 +171,8 @@ def test_a_score_reads_as_text(scored: Evaluation) -> None:
     assert text.startswith("test: 2 documents, ")
     assert f"bits per byte     {scored.total.bits_per_byte:.4f}" in text
     assert "segment 8, recent 9, compressed 4 at rate 3" in text
+    layered = {**scored.conditions["model"], "memory_length": [0, 9]}
+    assert "recent [0, 9], " in str(replace(scored, conditions={**scored.conditions, "model": layered}))
     assert "not sound" not in text
     lossy = replace(scored, conditions={**scored.conditions, "lossless": False})
     assert "(not sound: the tokenizer loses text)" in str(lossy)

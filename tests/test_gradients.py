@@ -13,7 +13,7 @@ from torch.func import functional_call
 from compressive_transformer.attention import HeadwiseAttention
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import next_token_loss
-from small import assert_close, configs, lanes_of, law, random_tokens, small_config, small_model
+from small import LAYERED, assert_close, configs, lanes_of, law, random_tokens, small_config, small_model
 
 VARIANTS = [
     {},
@@ -44,6 +44,7 @@ def assert_same_gradients(actual, expected):
 @example(config=small_config(segment_length=3, compression_rate=2), ages=(1, 8), length=12)
 @example(config=small_config(segment_length=7, memory_length=2, norm="post"), ages=(0, 4), length=14)
 @example(config=small_config(memory_length=0, compressed_position="unit"), ages=(5, 3), length=9)
+@example(config=small_config(**LAYERED["different rates"]), ages=(7, 12), length=9)
 def test_all_gradients_equal_the_reference(config, ages, length):
     model, stream = small_model(config), random_tokens(2, 12 + length)
     lanes, memory = lanes_of(model, 2), None
@@ -216,6 +217,6 @@ def test_memory_may_carry_a_graph_of_the_callers_own():
     memory = model(stream[:, :22]).memory
     recent = tuple(states.clone().requires_grad_() for states in memory.recent)
     model(stream[:, 22:], replace(memory, recent=recent)).logits.sum().backward()
-    filled = int(SlotLayout.of(model.config).filled(memory.seen)[1])
+    filled = int(SlotLayout.of(model.config, 0).filled(memory.seen)[1])
     for states in recent:
         assert states.grad[0, -filled:].ne(0).any()

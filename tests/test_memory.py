@@ -13,10 +13,12 @@ from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import Memory, SlotLayout
 from compressive_transformer.model import CompressiveTransformer
 from small import (
+    LAYERED,
     assert_close,
     assert_same_memory,
     configs,
     law,
+    layered,
     lengths,
     random_tokens,
     read_in_pieces,
@@ -102,8 +104,8 @@ def counting_model(config):
 @example(config=small_config(segment_length=2, memory_length=0, compression_rate=4), cuts=[1, 3, 9])
 def test_memory_holds_the_states_of_the_tokens_that_its_slots_stand_for(config, cuts):
     fields = {"norm": "post", "compression": "mean", "n_layers": 1, "vocab_size": 76}
-    config = ModelConfig(**{**vars(config), **fields})
-    model, layout = counting_model(config), SlotLayout.of(config)
+    config = ModelConfig(**{**vars(config), **config.of_layer(0)._asdict(), **fields})
+    model, layout = counting_model(config), SlotLayout.of(config, 0)
     numbers = torch.arange(1, sum(cuts) + 1)[None]
     memory = model.empty_memory(1)
     with torch.no_grad():
@@ -125,12 +127,13 @@ def test_memory_holds_the_states_of_the_tokens_that_its_slots_stand_for(config, 
             assert held[2][:, 0].tolist() == [token + 1 for token in pending]
 
 
-def test_memory_never_grows_however_much_is_read():
-    model, memory = small_model(), None
+@pytest.mark.parametrize("fields", [{}, LAYERED["no rate divides"]], ids=str)
+def test_memory_never_grows_however_much_is_read(fields):
+    model, memory = small_model(**fields), None
     sizes = set()
     with torch.no_grad():
         for _ in range(30):
-            memory = model(random_tokens(1, 8), memory).memory
+            memory = model(random_tokens(1, 2 * model.config.segment_length), memory).memory
             sizes.add(tuple(states.untyped_storage().nbytes() for states in memory.state_dict().values()))
     assert len(sizes) == 1  # and no state keeps a larger tensor alive
 
@@ -154,7 +157,16 @@ def test_reading_changes_no_memory_in_place(fields):
 # --- lanes ---
 
 
-@pytest.mark.parametrize("fields", [{}, {"empty_slots": "zeros"}, {"memory_length": 0, "compressed_position": "unit"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"empty_slots": "zeros"},
+        {"memory_length": 0, "compressed_position": "unit"},
+        {**LAYERED["different rates"], "empty_slots": "zeros"},
+        LAYERED["zero here and there"],
+    ],
+)
 @pytest.mark.parametrize("read", [22, 24])  # in the middle of a segment, and at its end
 def test_a_lane_that_is_reset_is_a_fresh_lane_and_the_others_do_not_notice(read, fields):
     model, stream = small_model(**fields), random_tokens(3, 60)
@@ -193,7 +205,7 @@ def test_selecting_lanes_commutes_with_reading(order):
 # --- copies ---
 
 
-@pytest.mark.parametrize("fields", [{}, {"memory_length": 0}, {"compressed_length": 0}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"memory_length": 0}, {"compressed_length": 0}, *LAYERED.values()], ids=str)
 @pytest.mark.parametrize("read", [0, 6, 24])
 def test_a_memory_comes_back_from_a_safetensors_file(tmp_path, read, fields):
     model, stream = small_model(**fields), random_tokens(2, 40)
@@ -224,6 +236,22 @@ def test_an_empty_memory_is_zeros_in_the_models_dtype():
     assert memory.seen.tolist() == [0, 0, 0]
     assert [tuple(getattr(memory, tier)[0].shape) for tier in TIERS] == [(3, 3, 8), (3, 7, 8), (3, 0, 8)]
     assert {states.dtype for states in memory.recent} == {torch.float32}
+
+
+@layered
+def test_each_layer_has_as_many_slots_as_its_own_layout(fields):
+    model = small_model(**fields)
+    for memory in (model.empty_memory(2), model(random_tokens(2, 50)).memory):
+        for layer in range(3):
+            layout = SlotLayout.of(model.config, layer)
+            assert memory.compressed[layer].shape == (2, layout.compressed_length, 8)
+            assert memory.recent[layer].shape == (2, layout.recent_length, 8)
+
+
+@pytest.mark.parametrize("layer", [-1, 2])
+def test_the_layout_of_a_layer_that_does_not_exist_is_refused(layer):
+    with pytest.raises(CompressiveError, match=rf"^layer \({layer}\) must lie in 0 \.\. 1$"):
+        SlotLayout.of(small_config(), layer)
 
 
 def test_feeding_padding_alone_leaves_every_lane_where_it_was():

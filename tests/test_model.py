@@ -11,16 +11,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from compressive_transformer import model as model_module
 from compressive_transformer.compression import COMPRESSIONS, Compression
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import CompressiveTransformer, next_token_loss, with_lengths
 from small import (
+    LAYERED,
     assert_close,
     assert_same_memory,
     configs,
     lanes_of,
     law,
+    layered,
     ragged_pieces,
     random_tokens,
     read_in_pieces,
@@ -28,16 +31,18 @@ from small import (
     small_model,
 )
 
+SAME_IN_BOTH_LAYERS = {"memory_length": (5, 5), "compressed_length": (3, 3), "compression_rate": (3, 3)}
+
 # --- equal to the reference ---
 
 
 def assert_memory_is_that_of_the_reference(model, memory, lanes):
-    layout, rate = SlotLayout.of(model.config), model.config.compression_rate
     for b, lane in enumerate(lanes):
         assert memory.seen[b] == lane.seen
-        compressed, recent = layout.slot_spans(lane.seen)
         committed = lane.seen - lane.seen % model.config.segment_length
         for layer in range(model.config.n_layers):
+            compressed, recent = SlotLayout.of(model.config, layer).slot_spans(lane.seen)
+            rate = model.config.of_layer(layer).compression_rate
             for slot, span in enumerate(compressed):
                 expected = lane.groups[layer][span.start // rate] if span else torch.zeros(8).double()
                 assert_close(memory.compressed[layer][b, slot], expected, 1e-9)
@@ -54,6 +59,16 @@ def assert_memory_is_that_of_the_reference(model, memory, lanes):
 @example(config=small_config(segment_length=5, memory_length=0, compression_rate=4), ages=(3, 12), length=10)
 @example(config=small_config(segment_length=1, memory_length=3, compressed_position="unit"), ages=(6, 9), length=1)
 def test_logits_memory_and_compression_loss_equal_the_reference(config, ages, length):
+    check_against_the_reference(config, ages, length)
+
+
+@layered
+@pytest.mark.parametrize("position", ["span", "unit"])
+def test_layers_of_different_sizes_equal_the_reference_too(fields, position):
+    check_against_the_reference(small_config(**fields, compressed_position=position), (12, 5), 26)
+
+
+def check_against_the_reference(config, ages, length):
     model = small_model(config)
     lanes, stream = lanes_of(model, 2), random_tokens(2, 12 + length)
     memory = None
@@ -68,7 +83,7 @@ def test_logits_memory_and_compression_loss_equal_the_reference(config, ages, le
     output = model(stream[:, 12:], memory)
     assert_close(output.logits, expected, 1e-9)
     assert_memory_is_that_of_the_reference(model, output.memory, lanes)
-    if config.compression == "conv" and config.compressed_length:
+    if config.compression == "conv":
         assert_close(output.compression_loss, sum(lane.compression_loss for lane in lanes).double() / 2, 1e-9)
     else:
         assert output.compression_loss == 0
@@ -142,6 +157,46 @@ def test_one_token_at_a_time_equals_chunks_equals_whole_segments(compression, po
         assert_close(loss, whole[2])
 
 
+@layered
+@pytest.mark.parametrize("position", ["span", "unit"])
+def test_layers_of_different_sizes_may_be_read_in_any_chunks_too(fields, position):
+    rng, model, stream = random.Random(0), small_model(**fields, compressed_position=position), random_tokens(2, 50)
+    together = model(stream)
+    for pieces in ([[1, 1]] * 50, ragged_pieces(rng, 2, 50, 9)):
+        logits, memory, loss = read_in_pieces(model, stream, pieces, padding=rng.randint(0, 2))
+        assert_close(logits, together.logits)
+        assert_same_memory(model, memory, together.memory)
+        assert_close(loss, together.compression_loss)
+    assert together.compression_loss > 0
+
+
+def test_one_number_for_all_layers_is_the_same_number_for_each_to_the_bit():
+    tokens, one, each = random_tokens(2, 40), small_model(), small_model(**SAME_IN_BOTH_LAYERS)
+    assert torch.equal(one(tokens).logits, each(tokens).logits)
+    assert_same_memory(one, one(tokens).memory, each(tokens).memory, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layouts"),
+    [
+        ({"n_layers": 5}, 1),
+        (SAME_IN_BOTH_LAYERS, 1),
+        ({"n_layers": 5, "memory_length": (5, 5, 2, 5, 2)}, 2),
+        (LAYERED["different rates"], 3),
+    ],
+)
+def test_places_are_computed_once_for_all_layers_of_one_layout(fields, layouts, monkeypatch):
+    model, computed, compute = small_model(**fields), [], model_module.relative_positions
+
+    def counted(config, layout, **chunk):
+        computed.append(layout)
+        return compute(config, layout, **chunk)
+
+    monkeypatch.setattr(model_module, "relative_positions", counted)
+    model(random_tokens(1, 4))
+    assert len(computed) == len(set(computed)) == layouts
+
+
 @settings(law, max_examples=16)
 @given(config=configs, seed=st.integers(0, 99))
 def test_random_ragged_chunks_equal_one_call(config, seed):
@@ -196,6 +251,8 @@ def test_a_call_in_which_no_lane_reads_leaves_memory_and_gradients_alone(read):
 
 @settings(law, max_examples=15)
 @given(config=configs, changed=st.integers(0, 17))
+@example(config=small_config(**LAYERED["in the last layers only"]), changed=2)
+@example(config=small_config(**LAYERED["no rate divides"]), changed=5)
 def test_a_token_changes_no_logit_before_it_and_its_own(config, changed):
     model, tokens = small_model(config), random_tokens(1, 18)
     other = tokens.clone()
@@ -208,14 +265,22 @@ def test_a_token_changes_no_logit_before_it_and_its_own(config, changed):
 
 
 @pytest.mark.parametrize("position", ["span", "unit"])
-@pytest.mark.parametrize("rate", [2, 3])
-def test_a_token_reaches_as_far_as_the_temporal_range_and_no_further(rate, position):
-    model = small_model(compression_rate=rate, compressed_position=position, memory_length=3)
-    config, layout = model.config, SlotLayout.of(model.config)
-    tokens = random_tokens(1, 80)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compression_rate": 2, "memory_length": 3},
+        {"compression_rate": 3, "memory_length": 3},
+        {"compression_rate": (3, 2), "memory_length": (0, 7), "compressed_length": (4, 2)},
+        {"compression_rate": (2, 3), "memory_length": (4, 0), "compressed_length": (5, 0)},
+    ],
+    ids=str,
+)
+def test_a_token_reaches_as_far_as_the_temporal_range_and_no_further(fields, position):
+    model = small_model(compressed_position=position, **fields)
+    config, tokens = model.config, random_tokens(1, 80)
     now = 76  # the first token of the last segment
     reach = config.temporal_range
-    limit = reach + config.n_layers * (layout.waiting_length + config.segment_length)
+    limit = reach + sum(layout.waiting_length + layout.segment_length for layout in model.layouts)
     logits = model(tokens).logits[0, now]
     for back, reaches in ((reach, True), (limit, False)):
         other = tokens.clone()
@@ -233,6 +298,9 @@ def test_the_same_tokens_later_in_a_stream_give_the_same_logits(position):
 
 @settings(law, max_examples=10)
 @given(config=configs)
+@example(config=small_config(**LAYERED["short and long"]))
+@example(config=small_config(**LAYERED["different rates"]))
+@example(config=small_config(**LAYERED["zero here and there"], compressed_position="unit"))
 def test_a_lane_does_not_depend_on_the_other_lanes(config):
     model, stream = small_model(config), random_tokens(3, 30)
     ages = torch.tensor([3, 0, 11])
@@ -246,23 +314,19 @@ def test_a_lane_does_not_depend_on_the_other_lanes(config):
 
 def with_garbage(model, memory):
     """The memory with numbers in the slots that nothing has filled yet."""
-    layout = SlotLayout.of(model.config)
-    filled = dict(zip(("compressed", "recent"), layout.filled(memory.seen), strict=True))
-    tiers = {}
-    for tier, counts in filled.items():
-        length = getattr(memory, tier)[0].shape[1]
-        unfilled = length - 1 - torch.arange(length) >= counts[:, None]
-        tiers[tier] = tuple(
-            torch.where(unfilled[:, :, None], 100 * torch.randn_like(states), states)
-            for states in getattr(memory, tier)
-        )
-    return replace(memory, **tiers)
+    tiers = {"compressed": [], "recent": []}
+    for layout, *layer in zip(model.layouts, memory.compressed, memory.recent, strict=True):
+        for tier, states, counts in zip(tiers, layer, layout.filled(memory.seen), strict=True):
+            length = states.shape[1]
+            unfilled = length - 1 - torch.arange(length) >= counts[:, None]
+            tiers[tier].append(torch.where(unfilled[:, :, None], 100 * torch.randn_like(states), states))
+    return replace(memory, **{tier: tuple(states) for tier, states in tiers.items()})
 
 
-@pytest.mark.parametrize("position", ["span", "unit"])
+@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit"}, *LAYERED.values()], ids=str)
 @pytest.mark.parametrize("ages", [(0, 0), (0, 14), (3, 22)])
-def test_an_empty_slot_gives_exactly_what_a_masked_one_gives(ages, position):
-    model, stream = small_model(compressed_position=position), random_tokens(2, 52)
+def test_an_empty_slot_gives_exactly_what_a_masked_one_gives(ages, fields):
+    model, stream = small_model(**fields), random_tokens(2, 70)
     memory = model(stream[:, :22], None, torch.tensor(ages)).memory
     output, other = model(stream[:, 22:], memory), model(stream[:, 22:], with_garbage(model, memory))
     assert torch.equal(output.logits, other.logits)
@@ -280,11 +344,11 @@ def test_each_filled_slot_is_read_and_no_other(config, age):
         for tier in ("compressed", "recent", "pending")
     }
     logits = model(stream[:, age : age + 1], replace(memory, **tiers)).logits
-    layout = SlotLayout.of(model.config)
-    compressed, recent = ([bool(span) for span in spans] for spans in layout.slot_spans(age))
-    filled = {"compressed": compressed, "recent": recent, "pending": [True] * (age % 4)}
-    for tier, expected in filled.items():
-        for states in tiers[tier]:
+    for layer, layout in enumerate(model.layouts):
+        compressed, recent = ([bool(span) for span in spans] for spans in layout.slot_spans(age))
+        filled = {"compressed": compressed, "recent": recent, "pending": [True] * (age % 4)}
+        for tier, expected in filled.items():
+            states = tiers[tier][layer]
             if states.numel():
                 (gradient,) = torch.autograd.grad((logits * torch.randn_like(logits)).sum(), states, retain_graph=True)
                 assert gradient[0].ne(0).any(dim=1).tolist() == expected, tier
@@ -293,12 +357,22 @@ def test_each_filled_slot_is_read_and_no_other(config, age):
 # --- other lengths, copies, devices and precisions ---
 
 
-@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit"}, {"compression": "mean", "norm": "post"}])
-def test_with_lengths_shares_all_parameters_and_equals_a_model_built_so(fields):
+@pytest.mark.parametrize("lengths", [{"memory_length": 7, "compressed_length": 5}, {"memory_length": (0, 7)}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"compressed_position": "unit"},
+        {"compression": "mean", "norm": "post"},
+        {"compression_rate": (2, 3), "compressed_length": (1, 4)},
+    ],
+    ids=str,
+)
+def test_with_lengths_shares_all_parameters_and_equals_a_model_built_so(fields, lengths):
     model, tokens = small_model(**fields).eval(), random_tokens(2, 40)
-    lengths = {"segment_length": 3, "memory_length": 7, "compressed_length": 5}
+    lengths = {"segment_length": 3, **lengths}
     changed = with_lengths(model, **lengths)
-    built = small_model(seed=1, **fields, **lengths)
+    built = small_model(seed=1, **{**fields, **lengths})
     built.load_state_dict(model.state_dict())
     assert torch.equal(changed(tokens).logits, built(tokens).logits)
     assert changed.config == built.config
@@ -315,8 +389,19 @@ def test_with_lengths_can_leave_compressed_memory_out_but_not_invent_it():
     assert not any("compression" in name for name in plain.state_dict())
     with pytest.raises(CompressiveError, match=r"compressed_length \(4\) .*blocks.0.compression.weight; keep"):
         with_lengths(plain, compressed_length=4)
+    half = with_lengths(model, compressed_length=[0, 5])
+    assert [block.compression is None for block in half.blocks] == [True, False]
+    assert with_lengths(half, compressed_length=(0, 2)).config.compressed_length == (0, 2)
+    with pytest.raises(
+        CompressiveError, match=r"compressed_length \(2\) .*blocks.0.compression.weight; keep .* that lay"
+    ):
+        with_lengths(half, compressed_length=2)
     with pytest.raises(CompressiveError, match=r"memory_length \(-1\) must be 0 or more"):
         with_lengths(model, memory_length=-1)
+    with pytest.raises(
+        CompressiveError, match=r"memory_length \(\[1, 2, 3\]\) must be .* n_layers \(2\) layers, not 3"
+    ):
+        with_lengths(model, memory_length=[1, 2, 3])
     with pytest.raises(CompressiveError, match=r"'d_model' is not a length; .*segment_length"):
         with_lengths(model, d_model=16)
 
@@ -432,7 +517,7 @@ def test_a_users_own_compression_function_works_end_to_end(monkeypatch):
     model, tokens = small_model(compression="median", n_layers=1), random_tokens(2, 40)
     memory = model(tokens).memory
     states = model.blocks[0].attention_norm(model.embedding(tokens))  # what the only layer reads
-    compressed, _ = SlotLayout.of(model.config).slot_spans(40)
+    compressed, _ = model.layouts[0].slot_spans(40)
     for slot, span in enumerate(compressed):
         assert_close(memory.compressed[0][:, slot], states[:, span.start : span.stop].median(dim=1).values)
     logits, _, _ = read_in_pieces(model, tokens, [[1, 1]] * 40)
@@ -495,6 +580,8 @@ def test_lengths_that_are_no_integer_a_lane_are_refused(lengths):
     [
         {"memory_length": 9},
         {"compressed_length": 2},
+        {"memory_length": (5, 9)},  # as it should be in the first layer
+        {"compressed_length": (3, 0)},
         {"n_layers": 1},
         {"d_model": 4},
         {"segment_length": 7},  # the same slots, but 4 pending states where 8 are needed
@@ -508,9 +595,19 @@ def test_the_memory_of_another_model_is_refused(other):
         model(random_tokens(2, 4), memory)
 
 
+def test_a_memory_that_does_not_fit_is_described_by_the_layer_in_which_it_does_not():
+    model, other = small_model(memory_length=(5, 2)), small_model()
+    with pytest.raises(
+        CompressiveError, match=r"layer 1 must be \[\(2, 3, 8\), \(2, 4, 8\).* got \[\(2, 3, 8\), \(2, 7, 8\)"
+    ):
+        model(random_tokens(2, 4), other.empty_memory(2))
+    with pytest.raises(CompressiveError, match=r"must have 2 layers in each tier, got \[3, 3, 3\]; start from"):
+        model(random_tokens(2, 4), small_model(n_layers=3).empty_memory(2))
+
+
 def test_the_memory_of_another_batch_is_refused():
     model = small_model()
-    with pytest.raises(CompressiveError, match=r"memory does not fit: .*\(2, 3, 3, 8\).* got \[\(2, 2, 3, 8\)"):
+    with pytest.raises(CompressiveError, match=r"memory does not fit: .* layer 0 .*\(3, 3, 8\).* got \[\(2, 3, 8\)"):
         model(random_tokens(3, 4), model.empty_memory(2))
     with pytest.raises(CompressiveError, match=r"batch \(0\) must be 1 or more"):
         model.empty_memory(0)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 import reference
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.positions import relative_positions
-from small import assert_close, configs, law, small_config
+from small import LAYERED, assert_close, configs, law, small_config
 
 
-def positions_of(config, seen, lengths, chunk):
+def positions_of(config, seen, lengths, chunk, layer=0):
     """Positions for lanes that have seen `seen` tokens and read `lengths` of a chunk."""
     return relative_positions(
         config,
+        SlotLayout.of(config, layer),
         seen=torch.tensor(seen),
         lengths=torch.tensor(lengths),
         chunk=chunk,
@@ -39,14 +40,13 @@ def rows_seen(positions, lane, query):
     return torch.cat(parts)
 
 
-def counted(config, seen, query, width):
+def counted(config, layout, seen, query, width):
     """For each slot: may the query read it, and its distance (None where no token stands there)."""
-    layout = SlotLayout.of(config)
     compressed, recent = layout.slot_spans(seen)
     pending, zeros = seen % config.segment_length, config.empty_slots == "zeros"
     now, committed = seen + query, seen - pending
     for slot, span in enumerate(compressed):
-        age = config.compressed_length - slot
+        age = layout.compressed_length - slot
         mean = now - sum(span) / len(span) if span else None
         yield bool(span) or zeros, mean if config.compressed_position == "span" else pending + query + age
     for slot, span in enumerate(recent):
@@ -56,15 +56,15 @@ def counted(config, seen, query, width):
         yield token <= now, now - token
 
 
-def check_positions(config, seen, lengths, chunk):
-    positions = positions_of(config, seen, lengths, chunk)
-    width = positions.grids[-1].slots - SlotLayout.of(config).recent_length
+def check_positions(config, layer, seen, lengths, chunk):
+    positions, layout = positions_of(config, seen, lengths, chunk, layer), SlotLayout.of(config, layer)
+    width = positions.grids[-1].slots - layout.recent_length
     assert width == max(1, *(s % config.segment_length + n for s, n in zip(seen, lengths, strict=True)))
     for lane, (before, length) in enumerate(zip(seen, lengths, strict=True)):
         mask = positions.mask.expand(len(seen), -1, -1)[lane]
         for query in range(length):
             rows = rows_seen(positions, lane, query)
-            for slot, (readable, distance) in enumerate(counted(config, before, query, width)):
+            for slot, (readable, distance) in enumerate(counted(config, layout, before, query, width)):
                 assert mask[query, slot] == (0.0 if readable else -torch.inf), slot
                 if readable and distance is not None:
                     assert_close(rows[slot], reference.sinusoid(distance, config.d_model))
@@ -78,10 +78,13 @@ def check_positions(config, seen, lengths, chunk):
     padding=st.sampled_from([0, 0, 3, 30]),
 )
 @example(config=small_config(segment_length=7, memory_length=2), seen=[21, 24, 0], seed=0, padding=0)
+@example(config=small_config(**LAYERED["different rates"]), seen=[21, 24, 0], seed=0, padding=0)
+@example(config=small_config(**LAYERED["no rate divides"]), seen=[31, 12], seed=0, padding=1)
 def test_each_query_sees_exactly_the_slots_before_it_at_their_distance(config, seen, seed, padding):
     rng = random.Random(seed)
     lengths = [rng.randint(0, config.segment_length - count % config.segment_length) for count in seen]
-    check_positions(config, seen, lengths, max(1, *lengths, 1) + padding)
+    for layer in range(config.n_layers):
+        check_positions(config, layer, seen, lengths, max(1, *lengths, 1) + padding)
 
 
 def test_distances_stay_exact_and_small_however_long_the_stream_is():
@@ -94,7 +97,7 @@ def test_distances_stay_exact_and_small_however_long_the_stream_is():
 
 def test_waiting_states_move_compressed_slots_further_back_lane_by_lane():
     config = small_config(segment_length=4, memory_length=5, compression_rate=3)
-    waiting = SlotLayout.of(config).waiting(torch.tensor([8, 12, 16]))
+    waiting = SlotLayout.of(config, 0).waiting(torch.tensor([8, 12, 16]))
     assert waiting.tolist() == [0, 1, 2]
     positions = positions_of(config, [8, 12, 16], [1, 1, 1], 1)
     for lane, wait in enumerate(waiting.tolist()):

@@ -270,6 +270,7 @@ def test_a_frozen_parameter_stays_frozen(corpus: Corpus, tmp_path: Path) -> None
         {"compression_loss": "none"},
         {"compressed_length": 0},
         {"compressed_length": 0, "memory_length": 0},
+        {"compressed_length": (0, 4), "memory_length": (9, 0), "compression": "max"},
     ],
 )
 def test_models_without_a_compression_that_learns_are_trained_too(

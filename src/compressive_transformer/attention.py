@@ -21,7 +21,7 @@ from .positions import Grid, Positions
 class RelativeAttention(nn.Module):
     """Multi-head attention whose scores depend on content and on distance, never on absolute place."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.n_heads = config.n_heads
         self.d_head = config.d_model // config.n_heads
@@ -32,7 +32,8 @@ class RelativeAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
         self.position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
         # "unit" as the paper's authors have it: compressed slots get a projection and a bias of their own.
-        self.own_compressed_position = config.compressed_position == "unit" and config.compressed_length > 0
+        compressed_length = config.of_layer(layer).compressed_length
+        self.own_compressed_position = config.compressed_position == "unit" and compressed_length > 0
         if self.own_compressed_position:
             self.compressed_position = nn.Linear(config.d_model, config.d_model, bias=False)
             self.compressed_position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))

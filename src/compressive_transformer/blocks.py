@@ -24,7 +24,7 @@ from .positions import Positions
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """What all layers share while a chunk of at most one segment is read."""
+    """What all layers of one layout share while a chunk of at most one segment is read."""
 
     layout: SlotLayout
     before: Tensor
@@ -53,20 +53,21 @@ class Tiers:
 class Block(nn.Module):
     """Attention, feed-forward network and compression function of one layer."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
         self.reconstructs = config.compression_loss == "attention"
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = RelativeAttention(config)
+        self.attention = RelativeAttention(config, layer)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = nn.Sequential(
             nn.Linear(config.d_model, config.d_ff), nn.GELU(), nn.Linear(config.d_ff, config.d_model)
         )
         self.dropout = nn.Dropout(config.dropout)
+        memory = config.of_layer(layer)
         self.compression = (
-            build_compression(config.compression, config.d_model, config.compression_rate)
-            if config.compressed_length
+            build_compression(config.compression, config.d_model, memory.compression_rate)
+            if memory.compressed_length
             else None
         )
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import mean
+from typing import Any, Literal, NamedTuple
 
 from .errors import CompressiveError
+
+PerLayer = int | tuple[int, ...]
+"""One number for all layers, or one for each, the first layer's first."""
+
+
+class LayerMemory(NamedTuple):
+    """The fields of `ModelConfig` that may differ from layer to layer, as one layer has them."""
+
+    memory_length: int
+    compressed_length: int
+    compression_rate: int
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape and memory of a Compressive Transformer (Rae et al. 2019, Sec. 3).
+
+    Lengths of memory and the rate are one number, or a list with one for each layer: few layers need a long
+    memory ("Do Transformers Need Deep Long-Range Memory?", Rae and Razavi 2020). `of_layer` gives a layer's own.
 
     Raises CompressiveError that names the field, its value and the valid range.
     """
@@ -29,11 +45,11 @@ class ModelConfig:
     """Width inside the feed-forward network, in numbers; 0 stands for four times d_model."""
     segment_length: int = 512
     """Tokens between two commits (the paper's n_s)."""
-    memory_length: int = 512
+    memory_length: PerLayer = 512
     """Slots of recent memory in a layer, one hidden state each (n_m)."""
-    compressed_length: int = 512
+    compressed_length: PerLayer = 512
     """Slots of compressed memory in a layer (n_cm); 0 makes a Transformer-XL."""
-    compression_rate: int = 4
+    compression_rate: PerLayer = 4
     """Hidden states that one compressed slot replaces (c)."""
     compression: str = "conv"
     """Name of the compression function f_c in `COMPRESSIONS`: mean, max, conv or one of your own."""
@@ -53,8 +69,10 @@ class ModelConfig:
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
         one_or_more = ("vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "segment_length")
-        check_range(self, (*one_or_more, "compression_rate"), low=1)
-        check_range(self, ("memory_length", "compressed_length", "dropout"), low=0)
+        check_range(self, one_or_more, low=1)
+        check_range(self, ("dropout",), low=0)
+        for name in LayerMemory._fields:
+            _check_per_layer(self, name, low=1 if name == "compression_rate" else 0)
         if self.d_model % self.n_heads:
             raise CompressiveError(
                 f"n_heads ({self.n_heads}) must divide d_model ({self.d_model}); "
@@ -67,15 +85,27 @@ class ModelConfig:
         if self.dropout >= 1:
             raise CompressiveError(f"dropout ({self.dropout}) must be in [0, 1)")
 
-    @property
-    def temporal_range(self) -> int:
-        """Tokens that can reach a prediction through memory: l · (n_m + c · n_cm) (Sec. 3.3)."""
-        return self.n_layers * (self.memory_length + self.compression_rate * self.compressed_length)
+    def of_layer(self, layer: int) -> LayerMemory:
+        """The lengths of memory and the rate of one layer, counted from 0."""
+        if not 0 <= layer < self.n_layers:
+            raise CompressiveError(f"layer ({layer}) must lie in 0 .. {self.n_layers - 1}")
+        given = (self.memory_length, self.compressed_length, self.compression_rate)
+        return LayerMemory(*(value if isinstance(value, int) else value[layer] for value in given))
 
     @property
-    def attention_width(self) -> int:
-        """States that a token at the end of a segment attends to: n_cm + n_m + n_s; what attention costs."""
-        return self.compressed_length + self.memory_length + self.segment_length
+    def temporal_range(self) -> int:
+        """Tokens that can reach a prediction through memory: n_m + c · n_cm, summed over layers (Sec. 3.3)."""
+        layers = map(self.of_layer, range(self.n_layers))
+        return sum(own.memory_length + own.compression_rate * own.compressed_length for own in layers)
+
+    @property
+    def attention_width(self) -> float:
+        """States that a token at the end of a segment attends to: n_cm + n_m + n_s; what attention costs.
+
+        Where layers differ the mean over layers, so that equal widths still cost the same.
+        """
+        layers = map(self.of_layer, range(self.n_layers))
+        return self.segment_length + mean(own.compressed_length + own.memory_length for own in layers)
 
 
 @dataclass(frozen=True)
@@ -159,6 +189,8 @@ def check_types(config: Any) -> None:
     """Raise CompressiveError where a field of a dataclass does not hold what its annotation says."""
     for name, expected in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
+        if isinstance(expected, types.UnionType):
+            continue  # one number or one for each layer, see `_check_per_layer`
         choices = typing.get_args(expected)
         if choices:
             if value not in choices:
@@ -176,6 +208,23 @@ def check_range(config: Any, names: Sequence[str], *, low: float) -> None:
         value = getattr(config, name)
         if not low <= value < float("inf"):
             raise CompressiveError(f"{name} ({value}) must be {low} or more")
+
+
+def _check_per_layer(config: ModelConfig, name: str, *, low: int) -> None:
+    """Raise CompressiveError where a field is neither one int nor one for each layer; a list becomes a tuple."""
+    given = getattr(config, name)
+    numbers = tuple(given) if isinstance(given, list | tuple) else (given,)
+    wanted = f"one for each of the n_layers ({config.n_layers}) layers"
+    if any(type(number) is not int for number in numbers):
+        raise CompressiveError(f"{name} ({given!r}) must be of type int, or a list with {wanted}")
+    if numbers != (given,) and len(numbers) != config.n_layers:
+        raise CompressiveError(f"{name} ({given}) must be one number, or a list with {wanted}, not {len(numbers)}")
+    if min(numbers) < low:
+        raise CompressiveError(
+            f"{name} ({given}) must be {low} or more{'' if numbers == (given,) else ' in each layer'}"
+        )
+    if isinstance(given, list):
+        object.__setattr__(config, name, numbers)
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ class SlotLayout:
     compression_rate: int
 
     @classmethod
-    def of(cls, config: ModelConfig) -> SlotLayout:
-        """The layout that a model's lengths give."""
-        return cls(config.segment_length, config.memory_length, config.compressed_length, config.compression_rate)
+    def of(cls, config: ModelConfig, layer: int) -> SlotLayout:
+        """The layout that a model's lengths give in one layer, counted from 0."""
+        return cls(config.segment_length, *config.of_layer(layer))
 
-    @property
+    @cached_property
     def waiting_length(self) -> int:
         """Most states that ever wait for their group to fill, 0 to c - 1."""
         if not self.compressed_length:
@@ -184,17 +185,16 @@ class Memory:
 
 def empty_memory(config: ModelConfig, batch: int, *, device: torch.device, dtype: torch.dtype) -> Memory:
     """The memory of `batch` lanes in which nothing has been read yet."""
-    layout = SlotLayout.of(config)
+    layouts = [SlotLayout.of(config, layer) for layer in range(config.n_layers)]
 
-    def states(length: int) -> tuple[Tensor, ...]:
-        shape = (batch, length, config.d_model)
-        return tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.n_layers))
+    def states(lengths: list[int]) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(batch, length, config.d_model, device=device, dtype=dtype) for length in lengths)
 
     return Memory(
         seen=torch.zeros(batch, dtype=torch.int64, device="cpu"),
-        compressed=states(layout.compressed_length),
-        recent=states(layout.recent_length),
-        pending=states(0),
+        compressed=states([layout.compressed_length for layout in layouts]),
+        recent=states([layout.recent_length for layout in layouts]),
+        pending=states([0] * config.n_layers),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .blocks import Block, Chunk, Tiers
-from .config import ModelConfig
+from .config import ModelConfig, PerLayer
 from .errors import CompressiveError
 from .memory import Memory, SlotLayout, empty_memory
 from .positions import relative_positions
@@ -39,9 +39,10 @@ class CompressiveTransformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.layouts = tuple(SlotLayout.of(config, layer) for layer in range(config.n_layers))
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self._initialise()
 
@@ -63,7 +64,7 @@ class CompressiveTransformer(nn.Module):
         lengths = _checked_lengths(tokens, lengths)
         memory = self.empty_memory(len(tokens)) if memory is None else memory
         self._check(tokens, memory)
-        layout = SlotLayout.of(self.config)
+        layout = self.layouts[0]  # segments are as long in every layer
         room = layout.segment_length - layout.pending(memory.seen)
         if bool((lengths <= room).all()):
             return self._read(tokens, memory, lengths)
@@ -80,23 +81,24 @@ class CompressiveTransformer(nn.Module):
 
     def _read(self, tokens: Tensor, memory: Memory, lengths: Tensor) -> Output:
         """One pass over a chunk in which no lane reads beyond its current segment."""
-        layout = SlotLayout.of(self.config)
-        weight = self.embedding.weight
-        positions = relative_positions(
-            self.config, seen=memory.seen, lengths=lengths, chunk=tokens.shape[1], like=weight
-        )
-        chunk = Chunk(layout, memory.seen, memory.seen + lengths, positions)
+        weight, after = self.embedding.weight, memory.seen + lengths
+        chunks = {}
+        for layout in set(self.layouts):  # all layers of a layout share one computation
+            positions = relative_positions(
+                self.config, layout, seen=memory.seen, lengths=lengths, chunk=tokens.shape[1], like=weight
+            )
+            chunks[layout] = Chunk(layout, memory.seen, after, positions)
         hidden = self.dropout(self.embedding(tokens))
         zero = weight.new_zeros(())
         tiers = []
         layers = zip(memory.compressed, memory.recent, memory.pending, strict=True)
-        for block, (compressed, recent, pending) in zip(self.blocks, layers, strict=True):
-            hidden, after = block(hidden, Tiers(compressed, recent, pending, zero, zero), chunk)
-            tiers.append(after)
+        for block, layout, (compressed, recent, pending) in zip(self.blocks, self.layouts, layers, strict=True):
+            hidden, tier = block(hidden, Tiers(compressed, recent, pending, zero, zero), chunks[layout])
+            tiers.append(tier)
         return Output(
             logits=functional.linear(self.final_norm(hidden), weight),
             memory=Memory(
-                seen=chunk.after,
+                seen=after,
                 compressed=tuple(tier.compressed for tier in tiers),
                 recent=tuple(tier.recent for tier in tiers),
                 pending=tuple(tier.pending for tier in tiers),
@@ -106,16 +108,23 @@ class CompressiveTransformer(nn.Module):
         )
 
     def _check(self, tokens: Tensor, memory: Memory) -> None:
-        layout, batch = SlotLayout.of(self.config), len(tokens)
-        slots = (layout.compressed_length, layout.recent_length, int(layout.pending(memory.seen).max()))
-        expected = [(self.config.n_layers, batch, length, self.config.d_model) for length in slots]
+        batch, d_model = len(tokens), self.config.d_model
         tiers = (memory.compressed, memory.recent, memory.pending)
-        shapes = [(len(tier), *tier[0].shape) for tier in tiers]
-        if shapes[:2] != expected[:2] or shapes[2][2] < slots[2]:
+        way_out = f"start from model.empty_memory({batch})"
+        if (layers := [len(tier) for tier in tiers]) != [self.config.n_layers] * 3:
             raise CompressiveError(
-                f"memory does not fit: compressed, recent and pending states must be {expected}, "
-                f"[layer, batch, slot, d_model] each, got {shapes}; start from model.empty_memory({batch})"
+                f"memory does not fit: it must have {self.config.n_layers} layers in each tier, got {layers}; {way_out}"
             )
+        pending = int(self.layouts[0].pending(memory.seen).max())
+        for layer, (layout, *states) in enumerate(zip(self.layouts, *tiers, strict=True)):
+            lengths = (layout.compressed_length, layout.recent_length, pending)
+            shapes = [tuple(one.shape) for one in states]
+            expected = [(batch, length, d_model) for length in lengths]
+            if shapes[:2] != expected[:2] or shapes[2][1] < pending:
+                raise CompressiveError(
+                    f"memory does not fit: compressed, recent and pending states of layer {layer} must be {expected}, "
+                    f"[batch, slot, d_model] each, got {shapes}; {way_out}"
+                )
 
     def _initialise(self) -> None:
         """Normal weights of deviation 0.02; what adds to the residual stream is scaled down with depth."""
@@ -129,11 +138,12 @@ class CompressiveTransformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layers) ** -0.5)
 
 
-def with_lengths(model: CompressiveTransformer, **lengths: int) -> CompressiveTransformer:
+def with_lengths(model: CompressiveTransformer, **lengths: PerLayer) -> CompressiveTransformer:
     """The same network, parameters shared, with other `segment_length`, `memory_length`, `compressed_length`.
 
-    The paper evaluates with longer memories than it trains with (Tables 8 and 9). Raises CompressiveError
-    where parameters are missing: a model trained without compressed memory has no compression function.
+    Lengths of memory may be one for each layer, as in `ModelConfig`. The paper evaluates with longer memories
+    than it trains with (Tables 8 and 9). Raises CompressiveError where parameters are missing: a layer trained
+    without compressed memory has no compression function.
     """
     allowed = ("segment_length", "memory_length", "compressed_length")
     if wrong := sorted(set(lengths) - set(allowed)):
@@ -147,7 +157,7 @@ def with_lengths(model: CompressiveTransformer, **lengths: int) -> CompressiveTr
     if missing:
         raise CompressiveError(
             f"compressed_length ({config.compressed_length}) needs parameters that this model was built "
-            f"without: {missing[0]}; keep compressed_length = 0, or train with compressed memory"
+            f"without: {missing[0]}; keep compressed_length 0 in that layer, or train with compressed memory"
         )
     changed.load_state_dict(parameters, assign=True)
     return changed.train(model.training)

@@ -1,7 +1,7 @@
 """Where queries and slots stand: which slots may be read, and at which distances.
 
-Slots sit at fixed places relative to the segment, so all this follows from `seen` alone, is the same in every
-layer, and distances stay small however long the stream is.
+Slots sit at fixed places relative to the segment, so all this follows from `seen` alone, is the same in all layers
+of one layout, and distances stay small however long the stream is.
 """
 
 from __future__ import annotations
@@ -44,32 +44,35 @@ class Positions:
     """Queries, padded to a multiple of the largest step."""
 
 
-def relative_positions(config: ModelConfig, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor) -> Positions:
-    """Places of a chunk of at most one segment, read by lanes that have seen `seen [batch]` tokens.
+def relative_positions(
+    config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
+) -> Positions:
+    """Places of a chunk of at most one segment, in layers of one layout, read by lanes that have seen `seen [batch]`.
 
     Lane b reads `lengths[b]` of `chunk` tokens, which complete at most its current segment. Slots are those
     of [compressed | recent | segment], the segment as wide as `SlotLayout.segment_width` says. `like` gives
     dtype and device.
     """
-    layout = SlotLayout.of(config)
     pending = layout.pending(seen)
     width = layout.segment_width(before=seen, after=seen + lengths)
     span = config.compressed_position == "span"
     # Fewer queries than the step: each has a grid of its own and none needs padding.
-    step = min(config.compression_rate, chunk) if span and config.compressed_length else 1
+    step = min(layout.compression_rate, chunk) if span and layout.compressed_length else 1
     queries = -(-chunk // step) * step
     recent_slots = layout.recent_length + width
-    grids = [_recent_grid(config, pending, queries, recent_slots, like)]
-    if config.compressed_length:
+    grids = [_recent_grid(config, layout, pending, queries, recent_slots, like)]
+    if layout.compressed_length:
         offsets = pending + layout.waiting(seen) if span else pending
-        grids.insert(0, _compressed_grid(config, offsets, queries, step, like))
-    return Positions(_mask(config, seen, queries, width, like), tuple(grids), queries)
+        grids.insert(0, _compressed_grid(config, layout, offsets, queries, step, like))
+    return Positions(_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
 
 
-def _recent_grid(config: ModelConfig, pending: Tensor, queries: int, slots: int, like: Tensor) -> Grid:
+def _recent_grid(
+    config: ModelConfig, layout: SlotLayout, pending: Tensor, queries: int, slots: int, like: Tensor
+) -> Grid:
     # Distance of query i to slot s: recent_length + pending + i - s. Rows go down to distance -1 or below;
     # what the shifted view shows beyond distance 0 lies in the future and is masked.
-    reach = SlotLayout.of(config).recent_length
+    reach = layout.recent_length
     offsets, lanes = _distinct(pending)
     rows = reach + int(offsets.max()) + queries + 1
     distances = reach + offsets[:, None] + queries - 1 - torch.arange(rows)
@@ -78,13 +81,15 @@ def _recent_grid(config: ModelConfig, pending: Tensor, queries: int, slots: int,
     return Grid(slots, table[index.to(like.device)][None], lanes)
 
 
-def _compressed_grid(config: ModelConfig, offsets: Tensor, queries: int, step: int, like: Tensor) -> Grid:
-    slots = config.compressed_length
+def _compressed_grid(
+    config: ModelConfig, layout: SlotLayout, offsets: Tensor, queries: int, step: int, like: Tensor
+) -> Grid:
+    slots = layout.compressed_length
     span = config.compressed_position == "span"
     # Span: with nothing waiting, the newest group ends n_m tokens before the segment; its mean lies
     # (c + 1) / 2 further back than that border. Unit: the newest slot stands right before the segment.
-    rate = config.compression_rate if span else 1
-    nearest = config.memory_length + (rate + 1) / 2 if span else 1.0
+    rate = layout.compression_rate if span else 1
+    nearest = layout.memory_length + (rate + 1) / 2 if span else 1.0
     per_step = queries // step
     distinct, lanes = _distinct(offsets)
     further = rate * (per_step + slots - 2 - torch.arange(per_step + slots - 1))
@@ -95,8 +100,7 @@ def _compressed_grid(config: ModelConfig, offsets: Tensor, queries: int, step: i
     return Grid(slots, table[index.to(like.device)], lanes)
 
 
-def _mask(config: ModelConfig, seen: Tensor, queries: int, width: int, like: Tensor) -> Tensor:
-    layout = SlotLayout.of(config)
+def _mask(config: ModelConfig, layout: SlotLayout, seen: Tensor, queries: int, width: int, like: Tensor) -> Tensor:
     compressed, recent = layout.filled(seen)
     if config.empty_slots == "zeros":
         compressed = torch.full_like(seen, layout.compressed_length)
@@ -127,7 +131,7 @@ def _distinct(offsets: Tensor) -> tuple[Tensor, Tensor | None]:
     return distinct, (lanes if len(distinct) > 1 else None)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)  # two tables a layout, and a deep model may have as many layouts as layers
 def _sinusoids(d_model: int, first: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows [sin(d · w), cos(d · w)] for the distances d = first, first + 1, ... (Dai et al. 2019)."""
     distances = first + torch.arange(count, dtype=torch.float64)

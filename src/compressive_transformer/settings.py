@@ -71,4 +71,5 @@ def _parse_value(text: str) -> Any:
 
 def as_table(config: ModelConfig | TrainConfig) -> dict[str, Any]:
     """The fields of a config as plain values, ready for JSON; `from_mapping` reads them back."""
-    return dataclasses.asdict(config)
+    fields = dataclasses.asdict(config)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
