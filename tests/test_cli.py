@@ -95,10 +95,11 @@ def test_text_is_prepared_trained_on_evaluated_and_continued(command: Run, confi
         ["test", "2", "documents"],
     ]
 
-    done = command("train", config, data, run, "--set", "train.steps=4", "--set", "model.compression=max")
+    settings = ["train.steps=4", "model.compression=max", "model.memory_length=[0, 9]"]
+    done = command("train", config, data, run, *(part for setting in settings for part in ("--set", setting)))
     assert (done.code, done.out) == (0, "")
     assert done.err.splitlines()[-1] == f"the run is in {run}; try: compressive evaluate {run} {data}"
-    assert load(run)[0].config.compression == "max"
+    assert (load(run)[0].config.compression, load(run)[0].config.memory_length) == ("max", (0, 9))
 
     done = command("evaluate", run, data, "--split", "test", "--json")
     assert (done.code, done.err) == (0, "")
@@ -127,6 +128,8 @@ def test_an_evaluation_reads_as_text_and_follows_its_options(command: Run, finis
     assert done.code == 0
     assert done.out.startswith("validation: 2 documents, ")
     assert "memory            segment 8, recent 20, compressed 2 at rate 3\n" in done.out
+    done = command("evaluate", finished, corpus.path, "--memory-length", "0,20", "--tokens", 50)
+    assert "memory            segment 8, recent [0, 20], compressed 4 at rate 3\n" in done.out
     done = command("evaluate", finished, corpus.path, "--tokens", 50, "--batch", 1, "--json")
     assert json.loads(done.out)["tokens"] == 50
 
@@ -196,6 +199,8 @@ def test_help_names_every_command(command: Run) -> None:
         ["train", "config.toml", "data"],
         ["train", "config.toml", "data", "run", "--steps", "3"],
         ["evaluate", "run", "data", "--batch", "many"],
+        ["evaluate", "run", "data", "--memory-length", "64,many"],
+        ["evaluate", "run", "data", "--memory-length", ""],
         ["generate", "run", "more"],
         ["prepare", "books", "data", "--holdout", "1.5"],
     ],
@@ -260,6 +265,8 @@ def nothing(config: Path) -> None:
         (replaced("n_heads = 2", "n_heads = 3"), [], "model: n_heads (3) must divide d_model (16)"),
         (replaced("segment_length = 8", "segment_length = 0"), [], "segment_length (0) must be 1 or more"),
         (replaced("batch = 4", 'batch = "4"'), [], "train: batch ('4') must be of type int"),
+        (nothing, ["--set", "model.memory_length=[1,2,3]"], "model: memory_length ([1, 2, 3]) must be one number, or"),
+        (nothing, ["--set", "model.memory_length=1,2"], "model: memory_length ('1,2') must be of type int, or a list"),
         (nothing, ["--set", "model.compression=zip"], "compression ('zip') is not a registered"),
         (nothing, ["--set", "compression=mean"], "--set compression=mean: expected model.FIELD=VALUE"),
         (nothing, ["--set", "model.compression"], "--set model.compression: expected model.FIELD=VALUE"),
@@ -349,6 +356,8 @@ def test_a_damaged_run_can_neither_be_evaluated_nor_write(
         (["--batch", 0], "batch (0) must be at least"),
         (["--tokens", -1], "tokens (-1) must be 1 or more"),
         (["--memory-length", -1], "memory_length (-1) must be 0 or more"),
+        (["--memory-length", "-1,3"], "memory_length ((-1, 3)) must be 0 or more in each layer"),
+        (["--compressed-length", "1,2,3"], "compressed_length ((1, 2, 3)) must be one number, or a list with one"),
     ],
 )
 def test_an_evaluation_that_cannot_be(

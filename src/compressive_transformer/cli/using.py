@@ -9,8 +9,10 @@ from typing import Annotated
 
 import tyro
 from tyro.conf import Positional
+from tyro.constructors import PrimitiveConstructorSpec
 
 from ..checkpoint import load
+from ..config import PerLayer
 from ..corpus import open_corpus
 from ..errors import CompressiveError
 from ..evaluate import beginnings
@@ -20,14 +22,32 @@ from ..stream import Stream
 from .terminal import default_device, say_over
 
 
+def _one_or_each(texts: list[str]) -> PerLayer:
+    """One number, or several with commas between, one for each layer."""
+    numbers = tuple(map(int, texts[0].split(",")))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+LengthOption = Annotated[
+    PerLayer,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT[,INT,...]",
+        instance_from_str=_one_or_each,
+        is_instance=lambda value: isinstance(value, int | tuple),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+
+
 def evaluate(
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
     /,
     split: str = "validation",
     batch: int = 8,
-    memory_length: int | None = None,
-    compressed_length: int | None = None,
+    memory_length: LengthOption | None = None,
+    compressed_length: LengthOption | None = None,
     tokens: int = 0,
     json: bool = False,
 ) -> None:
@@ -40,8 +60,8 @@ def evaluate(
         data: A corpus made with the same tokenizer.
         split: train, validation or test.
         batch: Documents that are read side by side.
-        memory_length: Slots of recent memory, if other than in training.
-        compressed_length: Slots of compressed memory, if other than in training.
+        memory_length: Slots of recent memory, if other than in training; with commas, one number for each layer.
+        compressed_length: Slots of compressed memory, if other than in training; likewise.
         tokens: Score about this many tokens only, in beginnings of documents; 0 for all.
         json: Print everything as JSON, document by document, with all that is needed to repeat it.
     """
