@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from compressive_transformer.checkpoint import load
 from compressive_transformer.cli import COMMANDS, main
+from compressive_transformer.comparison import compare, compare_runs
 from compressive_transformer.corpus import Corpus, open_corpus, prepare
 from compressive_transformer.evaluate import evaluate
 from compressive_transformer.stream import Stream
@@ -134,6 +135,23 @@ def test_an_evaluation_reads_as_text_and_follows_its_options(command: Run, finis
     assert json.loads(done.out)["tokens"] == 50
 
 
+def test_two_results_are_compared_and_pairs_are_seeds(
+    command: Run, finished: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{slots}.json" for slots in (4, 2, 0)]
+    for path in files:
+        path.write_text(command("evaluate", finished, corpus.path, "--compressed-length", path.stem, "--json").out)
+    tables = [json.loads(path.read_text()) for path in files]
+    done = command("compare", files[0], files[1])
+    assert (done.code, done.out, done.err) == (0, f"{compare(tables[0], tables[1])}\n", "")
+    done = command("compare", files[0], files[1], "--pair", files[1], files[2], "--json", "--resamples", 99)
+    expected = compare_runs(tables[:2], tables[1:], resamples=99)
+    assert json.loads(done.out) == json.loads(json.dumps(expected.table()))
+    assert_failed(command("compare", files[0], tmp_path / "none.json"), "none.json: no such file")
+    (tmp_path / "other.json").write_text("{}")
+    assert_failed(command("compare", files[0], tmp_path / "other.json"), "second[0] is not the result of an evaluation")
+
+
 def test_a_prompt_may_come_from_standard_input(
     command: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +196,7 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
     for argument in function.__annotations__:
         if argument != "return":
             shown = {"settings": "--set", "source": "SOURCE", "config": "CONFIG", "data": "DATA", "run": "RUN"}
+            shown |= {"first": "FIRST", "second": "SECOND"}
             flag = "OUT" if (name, argument) == ("prepare", "out") else f"--{argument.replace('_', '-')}"
             assert shown.get(argument, flag) in done.out, argument
     assert function.__doc__ is not None

@@ -38,6 +38,7 @@ ORDER = [
     "lanes",
     "checkpoint",
     "evaluate",
+    "comparison",
     "stream",
     "optimiser",
     "progress",

@@ -1,6 +1,7 @@
 """The Compressive Transformer (Rae et al. 2019): language models whose memory compresses instead of forgetting."""
 
 from .checkpoint import load, save
+from .comparison import Comparison, compare, compare_runs
 from .compression import COMPRESSIONS, Compression
 from .config import ModelConfig, TrainConfig
 from .corpus import Corpus, Document, Split, open_corpus, prepare
@@ -15,6 +16,7 @@ from .train import train
 
 __all__ = [
     "COMPRESSIONS",
+    "Comparison",
     "Compression",
     "CompressiveError",
     "CompressiveTransformer",
@@ -32,6 +34,8 @@ __all__ = [
     "Tokenizer",
     "TrainConfig",
     "beginnings",
+    "compare",
+    "compare_runs",
     "evaluate",
     "lanes",
     "load",

@@ -10,12 +10,14 @@ import tyro
 
 from ..errors import CompressiveError
 from .making import demo, prepare, train
+from .scoring import compare
 from .using import evaluate, generate
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "train": train,
     "evaluate": evaluate,
+    "compare": compare,
     "generate": generate,
     "demo": demo,
 }
