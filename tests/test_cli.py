@@ -293,6 +293,7 @@ def nothing(config: Path) -> None:
         (nothing, ["--set", "train.steps=many"], "train: steps ('many') must be of type int"),
         (nothing, ["--set", "train.seed=99999999999999999999"], "must be less than 2**63"),
         (nothing, ["--set", "train.accumulation=3"], "accumulation (3) must divide batch (4)"),
+        (nothing, ["--set", "train.longest_document=9"], "longest_document (9) must be a multiple of"),
         (nothing, ["--set", "model.vocab_size=300"], "vocab_size (300) must be 257"),
         (nothing, ["--resume"], "nothing to resume, no checkpoint was written there"),
         (nothing, ["--stop-at", 0], "stop_at (0) must be 1 or more"),

@@ -66,6 +66,7 @@ def test_an_impossible_model_is_refused_by_field_value_and_limit(fields, message
         ({"weight_decay": math.inf}, r"^weight_decay \(inf\) must be 0 or more$"),
         ({"seed": -1}, r"^seed \(-1\) must be 0 or more$"),
         ({"seed": 2**63}, r"^seed \(9223372036854775808\) must be less than 2\*\*63$"),
+        ({"longest_document": -1}, r"^longest_document \(-1\) must be 0 or more$"),
         ({"steps": 10, "warmup": 11}, r"^warmup \(11\) must be at most steps \(10\)$"),
         ({"batch": 6, "accumulation": 4}, r"^accumulation \(4\) must divide batch \(6\)$"),
         ({"precision": "fp16"}, r"^precision \('fp16'\) must be 'fp32' or 'bf16'$"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive_transformer.corpus import Document, Split, prepare
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.lanes import IGNORE, Lanes, Segment, lanes
+from small import law
 
 
 def numbered_split(lengths: list[int]) -> Split:
@@ -43,24 +45,71 @@ def begun_documents(segments: list[Segment]) -> list[int]:
     return [number for segment in segments for number in segment.documents[segment.starts].tolist()]
 
 
+def all_pieces(lengths: list[int], longest: int) -> list[tuple[int, int, int]]:
+    """Document, first token and end of each piece of at most `longest` tokens; 0 for whole documents."""
+    return [
+        (number, first, min(first + (longest or tokens), tokens))
+        for number, tokens in enumerate(lengths)
+        for first in range(0, tokens, longest or tokens)
+    ]
+
+
+def begun_pieces(segments: list[Segment], lengths: list[int], longest: int) -> list[tuple[int, int, int]]:
+    """Pieces in the order in which they were taken, known by their first target in a numbered split."""
+    offsets = np.cumsum([0, *lengths]).tolist()
+    known = {offsets[piece[0]] + piece[1]: piece for piece in all_pieces(lengths, longest)}
+    return [known[target] for segment in segments for target in segment.targets[segment.starts, 0].tolist()]
+
+
+def read_slowly(split: Split, queue: list[tuple[int, int, int]], batch: int, length: int) -> Iterator[Segment]:
+    """Token by token: each lane reads a piece to its end and then takes the next of the queue."""
+    rest: list[list[tuple[int, int, int]]] = [[] for _ in range(batch)]  # input, target, document
+    waiting = list(queue)
+    while True:
+        starts = []
+        for lane in range(batch):
+            starts.append(not rest[lane] and bool(waiting))
+            if starts[lane]:
+                number, first, end = waiting.pop(0)
+                text = [split.start_id, *read_document(split, number)]
+                rest[lane] = [(text[place], text[place + 1], number) for place in range(first, end)]
+        if not any(rest):
+            return
+        rows = [lane[:length] for lane in rest]
+        rest = [lane[length:] for lane in rest]
+        padded = [row + [(0, IGNORE, -1)] * (length - len(row)) for row in rows]
+        yield Segment(
+            tokens=torch.tensor([[place[0] for place in row] for row in padded]),
+            targets=torch.tensor([[place[1] for place in row] for row in padded]),
+            starts=torch.tensor(starts),
+            lengths=torch.tensor([len(row) for row in rows]),
+            documents=torch.tensor([row[0][2] for row in padded]),
+            total_targets=sum(map(len, rows)),
+        )
+
+
 document_lengths = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 segment_length = st.integers(1, 12)
+piece_segments = st.integers(0, 4)  # longest document in segments, 0 for whole documents
 
 
+@settings(law, max_examples=40)
 @given(
     lengths=document_lengths,
     batch=st.integers(1, 6),
     length=segment_length,
     seed=st.none() | st.integers(0, 9),
+    pieces=piece_segments,
 )
 def test_one_pass_reads_each_token_of_each_document_once(
-    lengths: list[int], batch: int, length: int, seed: int | None
+    lengths: list[int], batch: int, length: int, seed: int | None, pieces: int
 ) -> None:
-    split = numbered_split(lengths)
-    targets = torch.cat([segment.targets.flatten() for segment in lanes(split, batch=batch, length=length, seed=seed)])
+    stream = Lanes(numbered_split(lengths), batch=batch, length=length, seed=seed, longest_document=pieces * length)
+    targets = torch.cat([segment.targets.flatten() for segment in stream])
     assert sorted(targets[targets != IGNORE].tolist()) == list(range(sum(lengths)))
 
 
+@settings(law, max_examples=40)
 @given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length, seed=st.integers(0, 9))
 def test_each_lane_reads_whole_documents_from_their_start(
     lengths: list[int], batch: int, length: int, seed: int
@@ -87,13 +136,14 @@ def test_each_lane_reads_whole_documents_from_their_start(
     assert sorted(finished) == list(range(len(lengths)))
 
 
-@given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length)
+@settings(law, max_examples=40)
+@given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length, pieces=piece_segments)
 def test_a_segment_is_padded_at_the_end_of_its_document_and_nowhere_else(
-    lengths: list[int], batch: int, length: int
+    lengths: list[int], batch: int, length: int, pieces: int
 ) -> None:
     split = numbered_split(lengths)
     steps = 0
-    for segment in lanes(split, batch=batch, length=length):
+    for segment in Lanes(split, batch=batch, length=length, longest_document=pieces * length):
         assert segment.tokens.shape == segment.targets.shape == (batch, length)
         assert {field.dtype for field in (segment.tokens, segment.targets, segment.lengths)} == {torch.int64}
         assert (segment.starts.dtype, segment.documents.dtype) == (torch.bool, torch.int64)
@@ -107,6 +157,7 @@ def test_a_segment_is_padded_at_the_end_of_its_document_and_nowhere_else(
     assert steps == sum(-(-tokens // length) for tokens in lengths)
 
 
+@settings(law, max_examples=40)
 @given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length)
 def test_documents_are_taken_in_order_by_the_lowest_free_lane_and_none_waits(
     lengths: list[int], batch: int, length: int
@@ -122,20 +173,82 @@ def test_documents_are_taken_in_order_by_the_lowest_free_lane_and_none_waits(
         assert begun == len(lengths) or not idle.any()
 
 
+@settings(law, max_examples=40)
+@given(
+    lengths=document_lengths,
+    batch=st.integers(1, 6),
+    length=segment_length,
+    seed=st.none() | st.integers(0, 9),
+    pieces=piece_segments,
+)
+def test_lanes_read_what_a_slow_reader_of_the_same_queue_reads(
+    lengths: list[int], batch: int, length: int, seed: int | None, pieces: int
+) -> None:
+    split, longest = numbered_split(lengths), pieces * length
+    segments = list(Lanes(split, batch=batch, length=length, seed=seed, longest_document=longest))
+    queue = begun_pieces(segments, lengths, longest)
+    assert (sorted(queue) if seed is not None else queue) == all_pieces(lengths, longest)
+    expected = list(read_slowly(split, queue, batch, length))
+    assert len(segments) == len(expected)
+    assert all(map(equal, segments, expected))
+
+
+@settings(law, max_examples=40)
+@given(lengths=document_lengths, length=segment_length, pieces=st.integers(1, 4), seed=st.integers(0, 9))
+def test_the_order_of_pieces_does_not_depend_on_the_number_of_lanes(
+    lengths: list[int], length: int, pieces: int, seed: int
+) -> None:
+    split, longest = numbered_split(lengths), pieces * length
+    orders = [
+        begun_pieces(
+            list(Lanes(split, batch=batch, length=length, seed=seed, longest_document=longest)), lengths, longest
+        )
+        for batch in (1, 2, 5)
+    ]
+    assert orders[0] == orders[1] == orders[2]
+
+
+@settings(law, max_examples=40)
+@given(
+    lengths=document_lengths, batch=st.integers(1, 6), length=segment_length, seed=st.integers(0, 9), more=st.integers()
+)
+def test_documents_that_are_short_enough_stay_whole(
+    lengths: list[int], batch: int, length: int, seed: int, more: int
+) -> None:
+    split = numbered_split(lengths)
+    enough = -(-max(lengths) // length) + abs(more)
+    whole = list(lanes(split, batch=batch, length=length, seed=seed))
+    cut = list(Lanes(split, batch=batch, length=length, seed=seed, longest_document=enough * length))
+    assert len(cut) == len(whole)
+    assert all(map(equal, cut, whole))
+
+
+def test_a_piece_begins_with_the_token_before_it_and_only_a_document_with_the_start_id() -> None:
+    split = numbered_split([5, 9])
+    segments = list(Lanes(split, batch=1, length=2, longest_document=4))
+    begins = [segment for segment in segments if segment.starts[0]]
+    assert [segment.tokens[0, 0].item() for segment in begins] == [split.start_id, 3, split.start_id, 8, 12]
+    assert [segment.targets[0, 0].item() for segment in begins] == [0, 4, 5, 9, 13]
+    assert [segment.documents.item() for segment in segments] == [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+@settings(law, max_examples=40)
 @given(
     lengths=document_lengths,
     length=segment_length,
     world=st.integers(1, 4),
     share=st.integers(1, 3),
     endless=st.booleans(),
+    pieces=piece_segments,
 )
 def test_the_lanes_of_all_processes_together_are_those_of_one(
-    lengths: list[int], length: int, world: int, share: int, endless: bool
+    lengths: list[int], length: int, world: int, share: int, endless: bool, pieces: int
 ) -> None:
     split = numbered_split(lengths)
-    settings: dict[str, Any] = {"batch": share * world, "length": length, "seed": 1, "endless": endless}
-    alone = list(islice(Lanes(split, **settings), 40))
-    parts = [list(islice(Lanes(split, **settings, rank=rank, world=world), 40)) for rank in range(world)]
+    options: dict[str, Any] = {"batch": share * world, "length": length, "seed": 1, "endless": endless}
+    options["longest_document"] = pieces * length
+    alone = list(islice(Lanes(split, **options), 40))
+    parts = [list(islice(Lanes(split, **options, rank=rank, world=world), 40)) for rank in range(world)]
     assert all(len(part) == len(alone) for part in parts)
     for whole, *shares in zip(alone, *parts, strict=True):
         assert all(len(part.tokens) == share for part in shares)
@@ -145,6 +258,7 @@ def test_the_lanes_of_all_processes_together_are_those_of_one(
         assert whole.total_targets == int((whole.targets != IGNORE).sum()) == int(whole.lengths.sum())
 
 
+@settings(law, max_examples=40)
 @given(
     lengths=document_lengths,
     length=segment_length,
@@ -152,19 +266,21 @@ def test_the_lanes_of_all_processes_together_are_those_of_one(
     steps=st.integers(0, 30),
     seed=st.none() | st.integers(0, 9),
     endless=st.booleans(),
+    pieces=piece_segments,
 )
 def test_a_restored_position_goes_on_as_if_nothing_had_happened(
-    lengths: list[int], length: int, batch: int, steps: int, seed: int | None, endless: bool
+    lengths: list[int], length: int, batch: int, steps: int, seed: int | None, endless: bool, pieces: int
 ) -> None:
     split = numbered_split(lengths)
-    settings: dict[str, Any] = {"batch": batch, "length": length, "seed": seed, "endless": endless}
-    uninterrupted = Lanes(split, **settings)
+    options: dict[str, Any] = {"batch": batch, "length": length, "seed": seed, "endless": endless}
+    options["longest_document"] = pieces * length
+    uninterrupted = Lanes(split, **options)
     for _ in islice(uninterrupted, steps):
         pass
     state = json.loads(json.dumps(uninterrupted.state_dict()))
     rest = list(islice(uninterrupted, 30))
 
-    restored = Lanes(split, **settings)
+    restored = Lanes(split, **options)
     for _ in islice(restored, 3):
         pass
     restored.load_state_dict(state)
@@ -176,7 +292,7 @@ def test_a_restored_position_goes_on_as_if_nothing_had_happened(
 
     # On another number of processes.
     for rank in range(2):
-        half = Lanes(split, **settings, rank=rank, world=2)
+        half = Lanes(split, **options, rank=rank, world=2)
         half.load_state_dict(state)
         own = slice(rank * batch // 2, (rank + 1) * batch // 2)
         for part, whole in zip(islice(half, 30), rest, strict=True):
@@ -184,31 +300,40 @@ def test_a_restored_position_goes_on_as_if_nothing_had_happened(
         assert half.state_dict() == restored.state_dict()
 
 
-@given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length, seed=st.integers(0, 9))
+@settings(law, max_examples=40)
+@given(
+    lengths=document_lengths,
+    batch=st.integers(1, 6),
+    length=segment_length,
+    seed=st.integers(0, 9),
+    pieces=piece_segments,
+)
 def test_endless_lanes_read_every_document_once_in_each_epoch(
-    lengths: list[int], batch: int, length: int, seed: int
+    lengths: list[int], batch: int, length: int, seed: int, pieces: int
 ) -> None:
-    stream = Lanes(numbered_split(lengths), batch=batch, length=length, seed=seed, endless=True)
+    longest = pieces * length
+    options: dict[str, Any] = {"batch": batch, "length": length, "seed": seed, "longest_document": longest}
+    stream = Lanes(numbered_split(lengths), **options, endless=True)
     segments = []
     while stream.epoch < 3:
         segments.append(next(stream))
         assert (segments[-1].lengths > 0).all()
-    begun = begun_documents(segments)
+    begun, expected = begun_pieces(segments, lengths, longest), all_pieces(lengths, longest)
     for epoch in range(3):
-        taken = begun[epoch * len(lengths) : (epoch + 1) * len(lengths)]
-        assert sorted(taken) == list(range(len(lengths)))
+        assert sorted(begun[epoch * len(expected) : (epoch + 1) * len(expected)]) == expected
 
 
-def order_of_epochs(seed: int | None, epochs: int) -> list[list[int]]:
-    stream = Lanes(numbered_split([3] * 20), batch=1, length=3, seed=seed, endless=True)
-    return [begun_documents(list(islice(stream, 20))) for _ in range(epochs)]
+def order_of_epochs(lengths: list[int], seed: int | None, epochs: int) -> list[list[tuple[int, int, int]]]:
+    stream = Lanes(numbered_split(lengths), batch=1, length=3, seed=seed, endless=True, longest_document=3)
+    return [begun_pieces(list(islice(stream, 20)), lengths, longest=3) for _ in range(epochs)]
 
 
-def test_a_seed_gives_each_epoch_an_order_of_its_own_and_the_same_each_time() -> None:
-    orders = order_of_epochs(seed=0, epochs=4) + order_of_epochs(seed=1, epochs=4)
+@pytest.mark.parametrize("lengths", [[3] * 20, [60], [9, 30, 3, 18]], ids=["documents", "pieces of one", "both"])
+def test_a_seed_gives_each_epoch_an_order_of_its_own_and_the_same_each_time(lengths: list[int]) -> None:
+    orders = order_of_epochs(lengths, seed=0, epochs=4) + order_of_epochs(lengths, seed=1, epochs=4)
     assert len(set(map(tuple, orders))) == 8
-    assert order_of_epochs(seed=0, epochs=4) == orders[:4]
-    assert order_of_epochs(seed=None, epochs=2) == [list(range(20))] * 2
+    assert order_of_epochs(lengths, seed=0, epochs=4) == orders[:4]
+    assert order_of_epochs(lengths, seed=None, epochs=2) == [all_pieces(lengths, longest=3)] * 2
 
 
 def test_the_epoch_is_that_of_the_document_taken_last() -> None:
@@ -247,6 +372,10 @@ def test_lanes_of_real_books_decode_to_these_books(tmp_path: Path) -> None:
         ({"rank": -1}, r"rank \(-1\)"),
         ({"world": 0}, r"world is 0"),
         ({"seed": -1}, r"seed \(-1\) must be 0 or more"),
+        ({"longest_document": 10}, r"longest_document \(10\) must be a multiple .* \(4 tokens\), the nearest is 12,"),
+        ({"longest_document": 9}, r"longest_document \(9\) .* the nearest is 8, or 0 for whole documents"),
+        ({"longest_document": 1}, r"longest_document \(1\) .* the nearest is 4,"),
+        ({"longest_document": -8}, r"longest_document \(-8\) .* the nearest is 4,"),
     ],
     ids=str,
 )
@@ -268,13 +397,15 @@ def test_a_split_without_documents_is_refused() -> None:
         ({"length": 5}, "length is 5 there and 4 here"),
         ({"seed": None}, "seed is None there and 7 here"),
         ({"endless": False}, "endless is False there and True here"),
+        ({"longest_document": 4}, "longest_document is 4 there and 8 here"),
         ({"corpus": "other"}, "corpus is 'other' there and 'f' here"),
         ({"split": "test"}, "split is 'test' there"),
-        ({"documents": [0]}, "damaged: 2 integer"),
-        ({"documents": [0, 99]}, "damaged"),
-        ({"documents": [0, -2]}, "damaged"),
-        ({"documents": [0, 10**30]}, "damaged"),
-        ({"documents": "01"}, "damaged"),
+        ({"pieces": [0]}, "damaged: 2 integer"),
+        ({"pieces": [0, 99]}, "damaged"),
+        ({"pieces": [0, -2]}, "damaged"),
+        ({"pieces": [0, 10**30]}, "damaged"),
+        ({"pieces": "01"}, "damaged"),
+        ({"pieces": [0, 2], "segments": [0, 2]}, "damaged"),
         ({"segments": [0, 4]}, "damaged"),
         ({"segments": [0, -1]}, "damaged"),
         ({"segments": [0, 10**30]}, "damaged"),
@@ -283,13 +414,13 @@ def test_a_split_without_documents_is_refused() -> None:
         ({"segments": None}, "damaged"),
         ({"epoch": -1}, "damaged"),
         ({"epoch": "1"}, "damaged"),
-        ({"taken": 4}, "damaged"),
+        ({"taken": 6}, "damaged"),
         ({"taken": -1}, "damaged"),
     ],
     ids=str,
 )
 def test_a_position_that_does_not_fit_is_refused_and_changes_nothing(change: dict[str, object], message: str) -> None:
-    stream = Lanes(numbered_split([3, 9, 12]), batch=2, length=4, seed=7, endless=True)
+    stream = Lanes(numbered_split([3, 9, 12]), batch=2, length=4, seed=7, endless=True, longest_document=8)
     next(stream)
     state = stream.state_dict()
     with pytest.raises(CompressiveError, match=message):
@@ -297,7 +428,7 @@ def test_a_position_that_does_not_fit_is_refused_and_changes_nothing(change: dic
     assert stream.state_dict() == state
 
 
-@pytest.mark.parametrize("name", ["batch", "epoch", "taken", "documents", "segments", "corpus"])
+@pytest.mark.parametrize("name", ["batch", "epoch", "taken", "pieces", "segments", "corpus"])
 def test_a_position_with_a_part_missing_is_refused(name: str) -> None:
     stream = Lanes(numbered_split([3, 9, 12]), batch=2, length=4, seed=7)
     state = stream.state_dict()

@@ -79,6 +79,16 @@ def test_a_run_in_parts_is_the_run_in_one_go_to_the_bit(
     )
 
 
+def test_a_run_over_pieces_of_documents_goes_on_to_the_bit(corpus: Corpus, tmp_path: Path) -> None:
+    for stop in (3, 7, 10):
+        tiny_run(corpus, tmp_path / "parts", longest_document=24, resume=stop > 3, stop_at=stop)
+        own = load_file(tmp_path / f"parts/resume/step-{stop:09}/process-0.safetensors")
+        # No piece ends early in these steps, so that all lanes begin a new one every third step.
+        assert own["memory-0.seen"].tolist() == [24 if stop % 3 == 0 else 8] * 4
+    tiny_run(corpus, tmp_path / "whole", longest_document=24)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
 def test_a_checkpoint_in_the_middle_of_an_update_holds_its_gradients(corpus: Corpus, tmp_path: Path) -> None:
     tiny_run(corpus, tmp_path / "run", stop_at=5)
     own = load_file(tmp_path / "run/resume/step-000000005/process-0.safetensors")
@@ -123,6 +133,7 @@ def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -
     [
         ({}, {"learning_rate": 0.02}, r"train\.learning_rate was 0\.01 and is 0\.02 now"),
         ({}, {"batch": 2}, r"train\.batch was 4 and is 2 now"),
+        ({}, {"longest_document": 8}, r"train\.longest_document was 0 and is 8 now"),
         ({"memory_length": 10}, {}, r"model\.memory_length was 9 and is 10 now"),
     ],
 )
@@ -318,6 +329,13 @@ def test_the_model_that_is_kept_is_the_best_at_validation(corpus: Corpus, tmp_pa
     assert state["counters"]["best"] == min(scores)
 
 
+def test_validation_reads_whole_documents_where_training_reads_pieces(corpus: Corpus, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", longest_document=8, validate_every=10, validation_tokens=0)
+    model, _ = load(tmp_path / "run")
+    (score,) = (line["validation"] for line in log_of(tmp_path / "run") if "validation" in line)
+    assert score == pytest.approx(evaluate(model, corpus.validation).total.table(), rel=1e-6)
+
+
 def test_without_validation_the_last_model_is_kept(corpus: Corpus, tmp_path: Path) -> None:
     trained = tiny_run(corpus, tmp_path / "run", validate_every=0)
     assert_same_tensors(dict(load(tmp_path / "run")[0].state_dict()), dict(trained.state_dict()))
@@ -375,6 +393,7 @@ def test_speed_and_progress_go_to_stderr_in_lines_that_are_not_broken(
     ("model", "training", "options", "message"),
     [
         ({"vocab_size": 300}, {}, {}, r"vocab_size \(300\) must be 257, the number of ids of "),
+        ({}, {"longest_document": 30}, {}, r"longest_document \(30\) must be a multiple .* the nearest is 32"),
         ({}, {}, {"resume": True}, "new/run: nothing to resume, no checkpoint was written there"),
         ({}, {}, {"stop_at": 0}, r"stop_at \(0\) must be 1 or more"),
     ],

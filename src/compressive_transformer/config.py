@@ -121,6 +121,9 @@ class TrainConfig:
     """Lanes over all processes; a multiple of the number of processes times `accumulation`."""
     accumulation: int = 1
     """Parts in which the lanes of one step go through the model, to save activation memory."""
+    longest_document: int = 0
+    """Tokens, a multiple of `segment_length`: a longer training document is read in pieces of that length, each
+    like a document of its own that begins with empty memory. 0 reads documents whole."""
     learning_rate: float = 3e-4
     """Highest learning rate of the network, reached after warm-up."""
     learning_rate_edge: float = 1e-6
@@ -166,6 +169,7 @@ class TrainConfig:
         check_range(self, (*counts, "log_every", "sample_tokens", "checkpoint_every"), low=1)
         rates = ("learning_rate_edge", "weight_decay", "compression_learning_rate")
         intervals = (
+            "longest_document",
             "warmup",
             "late_update_step",
             "validate_every",

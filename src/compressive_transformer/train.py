@@ -94,6 +94,7 @@ class Trainer:
             length=model.config.segment_length,
             seed=config.seed,
             endless=True,
+            longest_document=config.longest_document,
             rank=processes.rank,
             world=processes.world,
         )
