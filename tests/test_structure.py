@@ -33,6 +33,7 @@ ORDER = [
     "attention",
     "blocks",
     "model",
+    "describe",
     "tokenizer",
     "corpus",
     "lanes",

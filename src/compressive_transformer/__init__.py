@@ -5,6 +5,7 @@ from .comparison import Comparison, compare, compare_runs
 from .compression import COMPRESSIONS, Compression
 from .config import ModelConfig, TrainConfig
 from .corpus import Corpus, Document, Split, open_corpus, prepare
+from .describe import Cost, Description, describe
 from .errors import CompressiveError
 from .evaluate import Evaluation, Score, beginnings, evaluate
 from .lanes import Segment, lanes
@@ -21,6 +22,8 @@ __all__ = [
     "CompressiveError",
     "CompressiveTransformer",
     "Corpus",
+    "Cost",
+    "Description",
     "Document",
     "Evaluation",
     "Memory",
@@ -36,6 +39,7 @@ __all__ = [
     "beginnings",
     "compare",
     "compare_runs",
+    "describe",
     "evaluate",
     "lanes",
     "load",

@@ -51,11 +51,7 @@ def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
         )
     if not run.is_dir():
         raise CompressiveError(f"{run}: no such folder; expected a run that `compressive train` wrote")
-    table = read_json(run / "config.json")
-    check_format(run / "config.json", table)
-    if not isinstance(table.get("model"), dict):
-        raise CompressiveError(f"{run / 'config.json'}: expected a table 'model' with the model's sizes")
-    config = from_mapping(ModelConfig, table["model"], str(run / "config.json"))
+    config = load_config(run)
     tokenizer = load_tokenizer(run / "tokenizer.json")
     if tokenizer.vocab_size != config.vocab_size:
         raise CompressiveError(
@@ -66,6 +62,16 @@ def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
         model = CompressiveTransformer(config)
     model.load_state_dict(load_tensors(run / "model.safetensors", like=model.state_dict()), assign=True)
     return model.requires_grad_(True).eval(), tokenizer
+
+
+def load_config(run: str | Path) -> ModelConfig:
+    """The config of the model that a run holds. Raises CompressiveError where it is missing or damaged."""
+    path = Path(run) / "config.json"
+    table = read_json(path)
+    check_format(path, table)
+    if not isinstance(table.get("model"), dict):
+        raise CompressiveError(f"{path}: expected a table 'model' with the model's sizes")
+    return from_mapping(ModelConfig, table["model"], str(path))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -27,8 +27,8 @@ class LayerMemory(NamedTuple):
 class ModelConfig:
     """Shape and memory of a Compressive Transformer (Rae et al. 2019, Sec. 3).
 
-    Lengths of memory and the rate are one number, or a list with one for each layer: few layers need a long
-    memory ("Do Transformers Need Deep Long-Range Memory?", Rae and Razavi 2020). `of_layer` gives a layer's own.
+    Lengths of memory and the rate are one number, or a list with one for each layer, since not every layer needs a
+    long memory ("Do Transformers Need Deep Long-Range Memory?", Rae and Razavi 2020); `of_layer` gives a layer's own.
 
     Raises CompressiveError that names the field, its value and the valid range.
     """

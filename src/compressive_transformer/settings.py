@@ -51,15 +51,19 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[s
         if name not in ("model", "train") or not isinstance(table, dict):
             raise CompressiveError(f"{path}: unknown table or field {name!r}; expected tables [model] and [train]")
     settings: dict[str, dict[str, Any]] = {"model": {}, "train": {}, **tables}
-    for override in overrides:
-        target, equals, text = override.partition("=")
+    override(settings, overrides)
+    return settings
+
+
+def override(settings: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
+    """Lay `section.field=value` overrides over tables. Raises CompressiveError for a malformed one."""
+    for text in overrides:
+        target, equals, value = text.partition("=")
         section, dot, name = target.partition(".")
         if not (equals and dot and section in settings):
-            raise CompressiveError(
-                f"--set {override}: expected model.FIELD=VALUE or train.FIELD=VALUE, for example model.compression=mean"
-            )
-        settings[section][name] = _parse_value(text)
-    return settings
+            expected = " or ".join(f"{section}.FIELD=VALUE" for section in settings)
+            raise CompressiveError(f"--set {text}: expected {expected}, for example model.compression=mean")
+        settings[section][name] = _parse_value(value)
 
 
 def _parse_value(text: str) -> Any:

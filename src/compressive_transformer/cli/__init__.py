@@ -9,6 +9,7 @@ from collections.abc import Callable
 import tyro
 
 from ..errors import CompressiveError
+from .describing import describe
 from .making import demo, prepare, train
 from .scoring import compare
 from .using import evaluate, generate
@@ -19,6 +20,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "compare": compare,
     "generate": generate,
+    "describe": describe,
     "demo": demo,
 }
 
