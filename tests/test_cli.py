@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from compressive_transformer.checkpoint import load
 from compressive_transformer.cli import COMMANDS, main
+from compressive_transformer.cli.using import Measures, Text
 from compressive_transformer.comparison import compare, compare_runs
 from compressive_transformer.corpus import Corpus, open_corpus, prepare
-from compressive_transformer.evaluate import evaluate
+from compressive_transformer.evaluate import ByFrequency, ByPosition, dynamic_evaluate, evaluate
 from compressive_transformer.stream import Stream
 from runs import MODEL, TRAINING, write_books
 
@@ -135,6 +136,34 @@ def test_an_evaluation_reads_as_text_and_follows_its_options(command: Run, finis
     assert json.loads(done.out)["tokens"] == 50
 
 
+def test_an_evaluation_measures_what_it_is_asked_for(command: Run, finished: Path, corpus: Corpus) -> None:
+    asked = ["--by-position", "--by-frequency", "--borders", 30, 3, "--dynamic", 0.05]
+    done = command("evaluate", finished, corpus.path, *asked, "--json")
+    by = [ByPosition(corpus), ByFrequency(corpus, (30, 3))]
+    expected = dynamic_evaluate(load(finished)[0], corpus.validation, learning_rate=0.05, by=by).table()
+    assert json.loads(done.out) == json.loads(json.dumps(expected))
+    done = command("evaluate", finished, corpus.path, "--by-frequency")
+    assert "by frequency" in done.out
+    assert "by position" not in done.out
+    assert "≥ 10,000 " in done.out
+    done = command("evaluate", finished, corpus.path, "--borders", 3)
+    assert_failed(done, "--borders divide words by frequency: give --by-frequency too")
+    done = command("evaluate", finished, corpus.path, "--dynamic", -1)
+    assert_failed(done, "learning_rate (-1.0) must be 0 or more")
+
+
+def test_a_sweep_prints_a_line_for_each_pair_of_lengths(command: Run, finished: Path, corpus: Corpus) -> None:
+    options = ["--recent", 4, 9, "--compressed", 0, 4, "--split", "test", "--tokens", 60]
+    done = command("sweep", finished, corpus.path, *options)
+    assert (done.code, done.err) == (0, "")
+    lines = [line.split() for line in done.out.splitlines()]
+    assert [line[:2] for line in lines] == [["recent", "compressed"], ["4", "0"], ["4", "4"], ["9", "0"], ["9", "4"]]
+    tables = json.loads(command("sweep", finished, corpus.path, *options, "--json").out)
+    same = command("evaluate", finished, corpus.path, "--split", "test", "--tokens", 60, "--json")
+    assert tables[-1] == json.loads(same.out)
+    assert [f"{table['bits_per_byte']:.4f}" for table in tables] == [line[2] for line in lines[1:]]
+
+
 def test_two_results_are_compared_and_pairs_are_seeds(
     command: Run, finished: Path, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -193,8 +222,11 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
     done = command(name, "--help")
     assert (done.code, done.err) == (0, "")
     function = COMMANDS[name]
+    groups = {"text": Text, "measures": Measures}  # of options that commands share
     for argument in function.__annotations__:
-        if argument != "return":
+        if argument in groups:
+            assert all(f"--{field.replace('_', '-')}" in done.out for field in groups[argument].__dataclass_fields__)
+        elif argument != "return":
             shown = {"settings": "--set", "source": "SOURCE", "config": "CONFIG", "data": "DATA", "run": "RUN"}
             shown |= {"first": "FIRST", "second": "SECOND"}
             flag = "OUT" if (name, argument) == ("prepare", "out") else f"--{argument.replace('_', '-')}"

@@ -22,6 +22,7 @@ import pytest
 
 from compressive_transformer import COMPRESSIONS, attention, cli
 from compressive_transformer.config import ModelConfig, TrainConfig
+from compressive_transformer.corpus import Corpus
 from compressive_transformer.settings import from_mapping, read_settings
 from runs import write_books
 
@@ -59,7 +60,7 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """The arguments of each call of `compressive`, under torchrun or not."""
+    """The arguments of each call of `compressive`, under torchrun or not; maybe with `>` and a file at the end."""
     commands = []
     for language, content in blocks_of(page):
         if language in ("bash", "console"):
@@ -70,6 +71,11 @@ def commands_of(page: Path) -> list[list[str]]:
                 elif "compressive_transformer.cli" in words:
                     commands.append(words[words.index("compressive_transformer.cli") + 1 :])
     return commands
+
+
+def without_file(arguments: list[str]) -> tuple[list[str], Path | None]:
+    """The arguments proper, and the file that the output goes to."""
+    return (arguments[:-2], Path(arguments[-1])) if arguments[-2:-1] == [">"] else (arguments, None)
 
 
 def load_script(path: Path) -> ModuleType:
@@ -133,7 +139,7 @@ def test_every_command_of_a_page_parses(page: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(cli.COMMANDS, name, recorded(name, command))
     commands = commands_of(page)
     for arguments in commands:
-        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
+        monkeypatch.setattr(sys, "argv", ["compressive", *without_file(arguments)[0]])
         try:
             cli.main()
         except SystemExit as stop:
@@ -165,6 +171,24 @@ def test_the_commands_of_the_readme_run_one_after_another(
     assert result["conditions"]["split"] == "test"
     assert result["conditions"]["model"]["compressed_length"] == 256
     assert printed["generate"].strip()
+
+
+def test_the_commands_of_the_evaluation_page_run_one_after_another(
+    place: Path, corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(corpus.path, place / "data")
+    for run in ("base", "base-0", "base-1", "xl-0", "xl-1"):
+        shutil.copytree(finished, place / "runs" / run)
+    printed = []
+    for arguments, file in map(without_file, commands_of(ROOT / "docs" / "evaluation.md")):
+        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
+        cli.main()
+        printed.append(capsys.readouterr().out)
+        if file:
+            file.write_text(printed[-1], encoding="utf-8")
+    assert json.loads(Path("part.json").read_text(encoding="utf-8"))["tokens"] == 200
+    assert json.loads(printed[-1])["differences"] == [0, 0]
+    assert all(printed)
 
 
 @each_page

@@ -13,7 +13,7 @@ import torch
 
 from compressive_transformer.corpus import Corpus, Split, prepare
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, token_nats
+from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, sweep, token_nats
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import MODEL
@@ -34,7 +34,7 @@ def scored(model: CompressiveTransformer, corpus: Corpus) -> Evaluation:
 @pytest.fixture(autouse=True)
 def _short_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     # The package's name `evaluate` is the function; the module is found under its full name.
-    monkeypatch.setattr(sys.modules["compressive_transformer.evaluate"], "LONG_ENOUGH", 20)
+    monkeypatch.setattr(sys.modules["compressive_transformer.evaluate.cutting"], "LONG_ENOUGH", 20)
 
 
 def score(**counts: float) -> Score:
@@ -132,6 +132,13 @@ def test_a_perplexity_beyond_numbers_is_infinite_and_null_in_json(counts: dict[s
     json.dumps(found.table(), allow_nan=False)
 
 
+@pytest.mark.parametrize(("count", "measure"), [("tokens", "nats_per_token"), ("bytes", "bits_per_byte")])
+def test_without_anything_to_divide_by_there_is_no_measure(count: str, measure: str) -> None:
+    nothing = score(**{count: 0})
+    assert math.isnan(getattr(nothing, measure))
+    assert nothing.table()[measure] is None
+
+
 def test_a_total_is_made_of_sums_not_of_means(scored: Evaluation, corpus: Corpus) -> None:
     documents = corpus.test.documents
     assert scored.total.words == sum(document.words for document in documents)
@@ -164,6 +171,26 @@ def test_other_memory_lengths_are_recorded_and_change_the_score(
     assert changed.conditions["model"]["compressed_length"] == 2
     assert changed.total.tokens == scored.total.tokens
     assert changed.total.nats != pytest.approx(scored.total.nats, rel=1e-6)
+
+
+def test_a_sweep_is_an_evaluation_with_each_memory_length(model: CompressiveTransformer, corpus: Corpus) -> None:
+    split = beginnings(corpus.test, corpus.tokenizer, 120)
+    found = sweep(model, split, memory_lengths=[0, 20], compressed_lengths=[0, 3, 5], batch=2)
+    lengths = [(memory, compressed) for memory in (0, 20) for compressed in (0, 3, 5)]
+    for result, (memory, compressed) in zip(found, lengths, strict=True):
+        changed = with_lengths(model, memory_length=memory, compressed_length=compressed)
+        assert result == evaluate(changed, split, batch=2)
+    assert len({result.total.nats for result in found}) == len(found)
+    assert sweep(model, split, compressed_lengths=[4]) == sweep(model, split, memory_lengths=[9]) == sweep(model, split)
+    assert sweep(model, split) == [evaluate(model, split)]
+
+
+def test_a_sweep_that_cannot_end_does_not_begin(corpus: Corpus) -> None:
+    told: list[int] = []
+    plain = small_model(**{"vocab_size": 257, **MODEL, "compressed_length": 0})
+    with pytest.raises(CompressiveError, match="needs parameters that this model was built without"):
+        sweep(plain, corpus.test, compressed_lengths=[0, 4], progress=told.append)
+    assert not told
 
 
 def test_a_score_reads_as_text(scored: Evaluation) -> None:

@@ -7,7 +7,7 @@ from .config import ModelConfig, TrainConfig
 from .corpus import Corpus, Document, Split, open_corpus, prepare
 from .describe import Cost, Description, describe
 from .errors import CompressiveError
-from .evaluate import Evaluation, Score, beginnings, evaluate
+from .evaluate import ByFrequency, ByPosition, Evaluation, Score, beginnings, dynamic_evaluate, evaluate, sweep
 from .lanes import Segment, lanes
 from .memory import Memory, SlotLayout
 from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
@@ -17,6 +17,8 @@ from .train import train
 
 __all__ = [
     "COMPRESSIONS",
+    "ByFrequency",
+    "ByPosition",
     "Comparison",
     "Compression",
     "CompressiveError",
@@ -40,6 +42,7 @@ __all__ = [
     "compare",
     "compare_runs",
     "describe",
+    "dynamic_evaluate",
     "evaluate",
     "lanes",
     "load",
@@ -48,6 +51,7 @@ __all__ = [
     "open_corpus",
     "prepare",
     "save",
+    "sweep",
     "train",
     "with_lengths",
 ]

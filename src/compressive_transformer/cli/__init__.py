@@ -11,13 +11,14 @@ import tyro
 from ..errors import CompressiveError
 from .describing import describe
 from .making import demo, prepare, train
-from .scoring import compare
-from .using import evaluate, generate
+from .results import compare
+from .using import evaluate, generate, sweep
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
     "train": train,
     "evaluate": evaluate,
+    "sweep": sweep,
     "compare": compare,
     "generate": generate,
     "describe": describe,

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json as json_format
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 from tyro.constructors import PrimitiveConstructorSpec
 
 from ..checkpoint import load
 from ..config import PerLayer
-from ..corpus import open_corpus
+from ..corpus import Corpus, Split, open_corpus
 from ..errors import CompressiveError
-from ..evaluate import beginnings
+from ..evaluate import BORDERS, Buckets, ByFrequency, ByPosition, beginnings, dynamic_evaluate
 from ..evaluate import evaluate as evaluate_model
+from ..evaluate import sweep as sweep_lengths
 from ..model import with_lengths
 from ..stream import Stream
+from ..tokenizer import Tokenizer
 from .terminal import default_device, say_over
 
 
@@ -40,15 +44,57 @@ LengthOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Text:
+    """What is scored."""
+
+    split: str = "validation"
+    """train, validation or test."""
+    tokens: int = 0
+    """About this many tokens only, in beginnings of documents; 0 for all."""
+    batch: int = 8
+    """Documents that are read side by side."""
+
+    def of(self, corpus: Corpus, tokenizer: Tokenizer) -> Split:
+        """That part of a corpus."""
+        split = corpus.split(self.split)
+        return beginnings(split, tokenizer, self.tokens) if self.tokens else split
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is measured beside the total and the score of each document."""
+
+    by_position: bool = False
+    """Scores by the place of tokens in their documents."""
+    by_frequency: bool = False
+    """Scores by how often words occur in the training split."""
+    borders: tuple[int, ...] = ()
+    """Occurrences of a word that divide --by-frequency, falling; without any 10000 1000 100, as in the paper."""
+    dynamic: float | None = None
+    """Learn from each segment after it was scored, by gradient descent at this learning rate; documents are then
+    read one at a time, whatever --batch says."""
+
+    def by(self, corpus: Corpus) -> list[Buckets]:
+        """The buckets that are asked for."""
+        if self.borders and not self.by_frequency:
+            raise CompressiveError("--borders divide words by frequency: give --by-frequency too")
+        position: list[Buckets] = [ByPosition(corpus)] if self.by_position else []
+        frequency = [ByFrequency(corpus, self.borders or BORDERS)] if self.by_frequency else []
+        return position + frequency
+
+
+DEFAULT_TEXT, DEFAULT_MEASURES = Text(), Measures()
+
+
 def evaluate(
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
     /,
-    split: str = "validation",
-    batch: int = 8,
+    text: OmitArgPrefixes[Text] = DEFAULT_TEXT,
+    measures: OmitArgPrefixes[Measures] = DEFAULT_MEASURES,
     memory_length: LengthOption | None = None,
     compressed_length: LengthOption | None = None,
-    tokens: int = 0,
     json: bool = False,
 ) -> None:
     """Score a trained model on a split of a corpus: bits per byte, word perplexity, nats.
@@ -58,30 +104,68 @@ def evaluate(
     Args:
         run: A run that `compressive train` wrote.
         data: A corpus made with the same tokenizer.
-        split: train, validation or test.
-        batch: Documents that are read side by side.
+        text: What is scored.
+        measures: What is measured.
         memory_length: Slots of recent memory, if other than in training; with commas, one number for each layer.
         compressed_length: Slots of compressed memory, if other than in training; likewise.
-        tokens: Score about this many tokens only, in beginnings of documents; 0 for all.
         json: Print everything as JSON, document by document, with all that is needed to repeat it.
     """
     model, tokenizer = load(run)
     lengths = {"memory_length": memory_length, "compressed_length": compressed_length}
     if changed := {name: length for name, length in lengths.items() if length is not None}:
         model = with_lengths(model, **changed)
-    chosen = open_corpus(data).split(split)
-    if tokens:
-        chosen = beginnings(chosen, tokenizer, tokens)
-    total, done = sum(document.tokens for document in chosen.documents), 0
-
-    def progress(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        say_over(f"{done:,} of {total:,} tokens")
-
-    result = evaluate_model(model.to(default_device()), chosen, batch=batch, progress=progress)
+    corpus = open_corpus(data)
+    chosen = text.of(corpus, tokenizer)
+    model, by, progress = model.to(default_device()), measures.by(corpus), _told(chosen)
+    if measures.dynamic is None:
+        result = evaluate_model(model, chosen, batch=text.batch, by=by, progress=progress)
+    else:
+        result = dynamic_evaluate(model, chosen, learning_rate=measures.dynamic, by=by, progress=progress)
     say_over("")
     print(json_format.dumps(result.table(), indent=1, ensure_ascii=False) if json else result)
+
+
+def sweep(
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
+    data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
+    /,
+    text: OmitArgPrefixes[Text] = DEFAULT_TEXT,
+    recent: tuple[LengthOption, ...] = (),
+    compressed: tuple[LengthOption, ...] = (),
+    json: bool = False,
+) -> None:
+    """Score a trained model with other memory lengths than it was trained with, each with each.
+
+    Args:
+        run: A run that `compressive train` wrote.
+        data: A corpus made with the same tokenizer.
+        text: What is scored.
+        recent: Slots of recent memory to try; with commas, one number for each layer; without any, as in training.
+        compressed: Slots of compressed memory to try; likewise.
+        json: Print a JSON list of what `compressive evaluate --json` prints.
+    """
+    model, tokenizer = load(run)
+    chosen = text.of(open_corpus(data), tokenizer)
+    progress = _told(chosen, times=max(1, len(recent)) * max(1, len(compressed)))
+    results = sweep_lengths(
+        model.to(default_device()),
+        chosen,
+        memory_lengths=recent,
+        compressed_lengths=compressed,
+        batch=text.batch,
+        progress=progress,
+    )
+    say_over("")
+    if json:
+        print(json_format.dumps([result.table() for result in results], indent=1, ensure_ascii=False))
+        return
+    print(f"{'recent':>10}{'compressed':>12}{'bits per byte':>15}{'word perplexity':>17}{'nats per token':>16}")
+    for result in results:
+        memory, total = result.conditions["model"], result.total
+        print(
+            f"{memory['memory_length']!s:>10}{memory['compressed_length']!s:>12}{total.bits_per_byte:>15.4f}"
+            f"{total.word_perplexity:>17.2f}{total.nats_per_token:>16.4f}"
+        )
 
 
 def generate(
@@ -115,6 +199,18 @@ def generate(
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+def _told(split: Split, *, times: int = 1) -> Callable[[int], None]:
+    """Shows how many of the tokens of a split, scored `times` times, are done."""
+    total, done = times * sum(document.tokens for document in split.documents), 0
+
+    def progress(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        say_over(f"{done:,} of {total:,} tokens")
+
+    return progress
 
 
 def _read_prompt(path: Path) -> str:

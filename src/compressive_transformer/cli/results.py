@@ -1,4 +1,4 @@
-"""Commands that say more about scores: whether one model is better than another."""
+"""Commands on results: whether one model is better than another."""
 
 from __future__ import annotations
 

@@ -1,0 +1,25 @@
+"""How well a model predicts text: nats, and from them word perplexity and bits per byte.
+
+`score` holds what comes out, `scoring` the one loop that reads, `buckets` says which tokens count together,
+`dynamic` lets the model learn on from what it was scored on, `cutting` shortens a split.
+"""
+
+from .buckets import BORDERS, Buckets, ByFrequency, ByPosition
+from .cutting import beginnings
+from .dynamic import dynamic_evaluate
+from .score import Evaluation, Score
+from .scoring import evaluate, sweep, token_nats
+
+__all__ = [
+    "BORDERS",
+    "Buckets",
+    "ByFrequency",
+    "ByPosition",
+    "Evaluation",
+    "Score",
+    "beginnings",
+    "dynamic_evaluate",
+    "evaluate",
+    "sweep",
+    "token_nats",
+]

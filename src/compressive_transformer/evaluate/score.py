@@ -1,0 +1,97 @@
+"""What an evaluation gives: nats, what they are divided by, and under which conditions they came about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """The negative log-likelihood of some text, with what it can be divided by."""
+
+    nats: float
+    tokens: int
+    words: int
+    bytes: int
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(nats / whitespace-separated words) (Sec. 4.2); inf where it is beyond floating point."""
+        return _exp(self.nats / self.words) if self.words else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """nats / ln 2 / UTF-8 bytes; NaN without bytes."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+    @property
+    def nats_per_token(self) -> float:
+        """Mean negative log-likelihood of a token; depends on the tokenizer; NaN without tokens."""
+        return self.nats / self.tokens if self.tokens else math.nan
+
+    def table(self) -> dict[str, float | int | None]:
+        """Counts and measures as plain values; None for a perplexity beyond floating point and for a division by 0."""
+        perplexity = self.word_perplexity
+        return {
+            **asdict(self),
+            "nats_per_token": self.nats_per_token if self.tokens else None,
+            "bits_per_byte": self.bits_per_byte if self.bytes else None,
+            "word_perplexity": perplexity if math.isfinite(perplexity) else None,
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The score of a split: in total, of each document, and under which conditions."""
+
+    total: Score
+    documents: tuple[tuple[str, Score], ...]
+    """Title and score of each document, in the order of the split."""
+    conditions: dict[str, Any]
+    """What is needed to do it again: memory lengths, data, versions."""
+    buckets: Mapping[str, tuple[tuple[str, Score], ...]] = field(default_factory=dict)
+    """Label and score of each bucket that was asked for, under `by_position` and `by_frequency`."""
+
+    def __str__(self) -> str:
+        total, memory = self.total, self.conditions["model"]
+        lines = [
+            f"{self.conditions['split']}: {len(self.documents)} documents, {total.bytes:,} bytes, "
+            f"{total.words:,} words, {total.tokens:,} tokens",
+            f"bits per byte     {total.bits_per_byte:.4f}",
+            f"word perplexity   {total.word_perplexity:.2f}"
+            + ("" if self.conditions["lossless"] else "   (not sound: the tokenizer loses text)"),
+            f"nats per token    {total.nats_per_token:.4f}   (total {total.nats:,.1f} nats)",
+            f"memory            segment {memory['segment_length']}, recent {memory['memory_length']}, "
+            f"compressed {memory['compressed_length']} at rate {memory['compression_rate']}",
+        ]
+        if "dynamic" in self.conditions:
+            lines.append(f"dynamic           SGD at {self.conditions['dynamic']['learning_rate']:g} after each segment")
+        for name, buckets in self.buckets.items():
+            header = (
+                f"{name.replace('_', ' '):<18}{'tokens':>12}{'words':>12}{'bits per byte':>15}{'word perplexity':>17}"
+            )
+            lines += ["", header]
+            for label, score in buckets:
+                perplexity = f"{score.word_perplexity:.2f}" if score.word_perplexity < 1e9 else "> 1e9"
+                counts = f"{label:<18}{score.tokens:>12,}{score.words:>12,}"
+                lines.append(f"{counts}{score.bits_per_byte:>15.4f}{perplexity:>17}")
+        return "\n".join(lines)
+
+    def table(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+        documents = [{"title": title, **score.table()} for title, score in self.documents]
+        buckets = {
+            name: [{"bucket": label, **score.table()} for label, score in scores]
+            for name, scores in self.buckets.items()
+        }
+        return {**self.total.table(), "conditions": self.conditions, **buckets, "documents": documents}
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
