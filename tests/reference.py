@@ -51,6 +51,7 @@ class Lane:
         self.n_m, self.n_cm, self.rate = ([of_layer(config, name, layer) for layer in layers] for name in own)
         self.inputs = [[] for _ in layers]  # what attention read of every token since the start
         self.groups = [[] for _ in layers]  # every compressed state since the start
+        self.received = [[] for _ in layers]  # attention weights that each token's state received, one a token and head
         self.seen = 0
         self.compression_loss = torch.zeros((), dtype=torch.float64)
 
@@ -77,6 +78,7 @@ class Lane:
         pre, name = self.c.norm == "pre", f"blocks.{layer}"
         state = layer_norm(self.w, f"{name}.attention_norm", hidden) if pre else hidden
         self.inputs[layer].append(state)
+        self.received[layer].append([])
         attended = hidden + self.attention(layer)
         if not pre:
             attended = layer_norm(self.w, f"{name}.attention_norm", attended)
@@ -120,6 +122,7 @@ class Lane:
         c, w, name = self.c, self.w, f"blocks.{layer}.attention"
         width = c.d_model // c.n_heads
         query = linear(w, f"{name}.query", self.inputs[layer][-1])
+        _, first = self.counts(layer, self.seen - self.seen % c.segment_length)
         read = list(self.readable(layer))
         mixed = []
         for head in range(c.n_heads):
@@ -135,6 +138,8 @@ class Lane:
                 scores.append((content + position) / math.sqrt(width))
                 values.append(value)
             weights = torch.softmax(torch.stack(scores), 0)
+            for back, received in enumerate(reversed(self.received[layer][first:])):
+                received.append(weights[-1 - back].item())  # recent memory and the segment are read last
             mixed.append(sum(weight * value for weight, value in zip(weights, values, strict=True)))
         return linear(w, f"{name}.output", torch.cat(mixed))
 
@@ -146,18 +151,66 @@ class Lane:
             old_groups, _ = self.counts(layer, self.seen - c.segment_length)
             groups, _ = self.counts(layer, self.seen)
             evicted = self.inputs[layer][old_groups * rate : groups * rate]
-            new = [self.compress(layer, evicted[at : at + rate]) for at in range(0, len(evicted), rate)]
-            self.groups[layer] += [state.detach() for state in new]
-            if new and c.compression_loss == "attention":
+            usage = [sum(r) / len(r) for r in self.received[layer][old_groups * rate : groups * rate]]
+            new = self.compress(layer, evicted, usage)
+            self.groups[layer] += [state if c.compression_loss == "bptt" else state.detach() for state in new]
+            if not new or c.compression in ("mean", "max", "most-used"):  # nothing to train
+                continue
+            if c.compression_loss == "attention":
                 self.compression_loss = self.compression_loss + self.reconstruction(layer, evicted, new)
+            if c.compression_loss == "auto-encoding":
+                self.compression_loss = self.compression_loss + self.auto_encoding(layer, evicted, new)
 
-    def compress(self, layer, group):
-        if self.c.compression == "mean":
-            return sum(group) / len(group)
-        if self.c.compression == "max":
-            return torch.stack(group).max(0).values
-        weight = self.w[f"blocks.{layer}.compression.weight"].view(self.c.d_model, len(group), self.c.d_model)
-        return sum(weight[:, at] @ state for at, state in enumerate(group))
+    def compress(self, layer, evicted, usage):
+        """All groups of a commit, one state each."""
+        c, w, name, rate = self.c, self.w, f"blocks.{layer}.compression", self.rate[layer]
+        count = len(evicted) // rate
+        if c.compression == "most-used":
+            kept = sorted(range(len(evicted)), key=lambda at: usage[at])[len(evicted) - count :]
+            return [evicted[at] for at in sorted(kept)]
+        if c.compression == "dilated":
+            evicted = self.dilated(name, evicted)
+        new = []
+        for group in (evicted[g * rate : (g + 1) * rate] for g in range(count)):
+            if c.compression == "mean":
+                new.append(sum(group) / len(group))
+            elif c.compression == "max":
+                new.append(torch.stack(group).max(0).values)
+            elif c.compression == "attention":
+                new.append(self.pool(w[f"{name}.queries"], group))
+            else:
+                taps = w[f"{name}.weight"].view(c.d_model, len(group), -1)
+                new.append(sum(taps[:, at] @ state for at, state in enumerate(group)))
+        return new
+
+    def dilated(self, name, states):
+        """Convolutions of kernel 2 over states that zeros come before, a ReLU after each."""
+        for layer, dilation in enumerate((1, 2, 4)):
+            weight = self.w[f"{name}.dilated.{layer}"]
+            earlier, own = weight[:, : weight.shape[1] // 2], weight[:, weight.shape[1] // 2 :]
+            states = [
+                (own @ state + (earlier @ states[at - dilation] if at >= dilation else 0)).clamp(min=0)
+                for at, state in enumerate(states)
+            ]
+        return states
+
+    def pool(self, queries, group):
+        """Each query weighs the states and pools its own slice of them."""
+        width, pooled = self.c.d_model // len(queries), []
+        for head, query in enumerate(queries):
+            weights = torch.softmax(torch.stack([query @ state for state in group]) / math.sqrt(self.c.d_model), 0)
+            part = slice(head * width, (head + 1) * width)
+            pooled.append(sum(weight * state[part] for weight, state in zip(weights, group, strict=True)))
+        return torch.cat(pooled)
+
+    def auto_encoding(self, layer, evicted, new):
+        """Mean square between the evicted states and what the decoder makes of the compressed ones."""
+        weight, rate, total = self.w[f"blocks.{layer}.compression_decoder.weight"], self.rate[layer], 0
+        for g, state in enumerate(new):
+            decoded = (weight @ state).view(rate, self.c.d_model)
+            for at in range(rate):
+                total = total + ((decoded[at] - evicted[g * rate + at]) ** 2).sum()
+        return total / (len(evicted) * self.c.d_model)
 
     def reconstruction(self, layer, evicted, new):
         """Algorithm 2: h, old and the projections are constants, only the compressed states are not."""

@@ -25,7 +25,8 @@ lengths = {
     "compression_rate": st.integers(1, 4),
 }
 variants = {
-    "compression": st.sampled_from(["conv", "mean", "max"]),
+    "compression": st.sampled_from(["conv", "mean", "max", "dilated", "most-used", "attention"]),
+    "compression_loss": st.sampled_from(["attention", "auto-encoding", "bptt"]),
     "compressed_position": st.sampled_from(["span", "unit"]),
     "norm": st.sampled_from(["pre", "post"]),
     "empty_slots": st.sampled_from(["masked", "zeros"]),
@@ -67,6 +68,9 @@ def small_model(config: ModelConfig | None = None, *, seed: int = 0, **fields: o
     return model
 
 
+LEARNED = ("conv", "dilated", "attention")
+
+
 def random_tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:
     return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(seed))
 
@@ -100,7 +104,7 @@ def read_in_pieces(
         for lane, count in enumerate(taken):
             logits[lane, read[lane] : read[lane] + count] = output.logits[lane, :count].detach()
             read[lane] += count
-        memory, loss = output.memory, loss + output.compression_loss.detach()
+        memory, loss = output.memory.detach(), loss + output.compression_loss.detach()
     assert read == [stream.shape[1]] * len(stream)
     return logits, memory, loss
 
@@ -129,3 +133,6 @@ def assert_same_memory(
         for one, other in pairs:
             one, other = (one[:, :width], other[:, :width]) if tier == "pending" else (one, other)
             assert_close(one, other, tolerance)
+    recent = [states.shape[1] for states in actual.recent]
+    for one, other, length in zip(actual.usage, expected.usage, recent if actual.usage else [], strict=True):
+        assert_close(one[:, : length + width], other[:, : length + width], tolerance)

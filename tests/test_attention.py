@@ -121,6 +121,22 @@ def test_all_that_a_mask_hides_takes_exactly_no_gradient():
         assert torch.equal(gradient.ne(0).flatten(2).any(2), ~hidden)
 
 
+@each_step
+@each_problem
+@pytest.mark.parametrize("form", [relative_attention, masked_attention])
+def test_an_observer_sees_the_weights_that_mix_the_values_and_changes_nothing(form, per_lane, step):
+    problem, told = random_problem(step=step, per_lane=per_lane), []
+    _, _, values, mask, _ = problem
+    mixed = form(*problem, told.append)
+    assert torch.equal(mixed, form(*problem))
+    assert len(told) == values.shape[2]
+    for head, weights in enumerate(told):
+        assert not weights.requires_grad
+        assert_close(weights.sum(-1), torch.ones(2, 6).double())
+        assert not weights[mask.expand_as(weights).isinf()].any()
+        assert_close(weights @ values[:, :, head], mixed[:, :, head])
+
+
 @pytest.mark.parametrize("position", ["span", "unit"])
 def test_a_whole_model_is_the_same_with_either_form(position, monkeypatch):
     model, tokens = small_model(compressed_position=position), random_tokens(2, 50)

@@ -47,7 +47,11 @@ def refuses(message):
         ({"norm": "middle"}, r"^norm \('middle'\) must be 'pre' or 'post'$"),
         ({"compressed_position": "mean"}, r"^compressed_position \('mean'\) must be 'span' or 'unit'$"),
         ({"empty_slots": []}, r"^empty_slots \(\[\]\) must be 'masked' or 'zeros'$"),
-        ({"compression_loss": "bptt"}, r"^compression_loss \('bptt'\) must be 'attention' or 'none'$"),
+        (
+            {"compression_loss": "task"},
+            r"^compression_loss \('task'\) must be 'attention' or 'auto-encoding' or 'bptt' or 'none'$",
+        ),
+        ({"compression_heads": 0}, r"^compression_heads \(0\) must be 1 or more$"),
     ],
     ids=str,
 )
@@ -69,6 +73,7 @@ def test_an_impossible_model_is_refused_by_field_value_and_limit(fields, message
         ({"longest_document": -1}, r"^longest_document \(-1\) must be 0 or more$"),
         ({"steps": 10, "warmup": 11}, r"^warmup \(11\) must be at most steps \(10\)$"),
         ({"batch": 6, "accumulation": 4}, r"^accumulation \(4\) must divide batch \(6\)$"),
+        ({"bptt_segments": 1}, r"^bptt_segments \(1\) must be 2 or more$"),
         ({"precision": "fp16"}, r"^precision \('fp16'\) must be 'fp32' or 'bf16'$"),
     ],
     ids=str,

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from compressive_transformer.attention import HeadwiseAttention
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import next_token_loss
-from small import LAYERED, assert_close, configs, lanes_of, law, random_tokens, small_config, small_model
+from small import LAYERED, LEARNED, assert_close, configs, lanes_of, law, random_tokens, small_config, small_model
 
 VARIANTS = [
     {},
@@ -162,6 +162,7 @@ def test_many_segments_train_one_after_another_without_any_graph_between_them():
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.filterwarnings("ignore::compressive_transformer.CompressiveWarning")
 @pytest.mark.parametrize("fields", [{"compression_loss": "none"}, {"compression": "mean"}, {"compressed_length": 0}])
 def test_what_nothing_trains_has_no_compression_loss(fields):
     model, stream = small_model(**fields), random_tokens(2, 40)
@@ -170,6 +171,123 @@ def test_what_nothing_trains_has_no_compression_loss(fields):
     assert output.reconstruction_error.tolist() == [0, 0]
     next_token_loss(output.logits, stream).backward()  # and the task loss is none of f_c's business
     assert all(p.grad is None for name, p in model.named_parameters() if ".compression." in name)
+
+
+# --- auto-encoding and BPTT ---
+
+each_learned = pytest.mark.parametrize("compression", LEARNED)
+
+
+def of_f_c(name):
+    return ".compression." in name or ".compression_decoder." in name
+
+
+@each_learned
+@pytest.mark.parametrize("loss", ["attention", "auto-encoding"])
+def test_the_loss_of_a_function_reaches_all_of_it_and_nothing_of_the_network(compression, loss):
+    model, stream = small_model(compression=compression, compression_loss=loss), random_tokens(2, 60)
+    assert any(".compression_decoder." in name for name, _ in model.named_parameters()) == (loss == "auto-encoding")
+    output = model(stream, model(stream).memory)
+    assert not any(states.requires_grad for states in output.memory.state_dict().values())
+    task = gradients(next_token_loss(output.logits, stream), model)
+    trained = gradients(output.compression_loss, model)
+    for name in task:
+        own, other = (trained, task) if of_f_c(name) else (task, trained)
+        assert own[name].abs().max() > 1e-9, name
+        assert other[name] is None, name
+    assert (output.reconstruction_error > 0).all()
+
+
+@each_learned
+def test_under_bptt_the_task_loss_reaches_f_c_too_and_changes_nothing_of_the_network(compression):
+    stream, found = random_tokens(2, 60), []
+    for loss in ("bptt", "attention"):
+        model = small_model(compression=compression, compression_loss=loss)
+        output = model(stream[:, 40:], model(stream[:, :40]).memory.detach())
+        assert all(states.requires_grad == (loss == "bptt") for states in output.memory.compressed)
+        assert not any(states.requires_grad for states in output.memory.recent + output.memory.pending)
+        found.append(gradients(next_token_loss(output.logits, stream[:, 40:]), model))
+        assert (output.compression_loss > 0) == (loss == "attention")
+    for name, gradient in found[0].items():
+        if of_f_c(name):
+            assert gradient.abs().max() > 1e-9, name
+            assert found[1][name] is None, name
+        else:
+            assert torch.equal(gradient, found[1][name]), name
+
+
+def windowed(model, stream, memory, segments):
+    """The summed task loss of a window that is read a segment at a time."""
+    loss, length = 0, model.config.segment_length
+    for at in range(segments):
+        part = stream[:, at * length : (at + 1) * length]
+        output = model(part, memory)
+        memory, loss = output.memory, loss + next_token_loss(output.logits, part)
+    return loss, memory
+
+
+@pytest.mark.parametrize("segments", [2, 3])
+@each_learned
+def test_bptt_through_a_window_equals_the_graph_that_the_reference_builds(compression, segments):
+    model = small_model(compression=compression, compression_loss="bptt")
+    stream, length = random_tokens(2, 24 + 4 * segments), 4 * segments
+    with torch.no_grad():
+        memory, lanes = model(stream[:, :24]).memory, lanes_of(model, 2)
+        for lane, row in zip(lanes, stream.tolist(), strict=True):
+            lane.read(row[:24])
+    loss, _ = windowed(model, stream[:, 24:], memory, segments)
+    logits = torch.stack([lane.read(row[24:]) for lane, row in zip(lanes, stream.tolist(), strict=True)])
+    expected = segments * next_token_loss(logits, stream[:, 24:])
+    assert length == logits.shape[1]
+    assert_close(loss, expected, 1e-9)
+    actual = gradients(loss, model)
+    assert_same_gradients(actual, gradients(expected, model))
+    assert all(actual[name].ne(0).any() for name in actual if of_f_c(name))
+
+
+@each_learned
+def test_finite_differences_agree_with_bptt_over_two_segments(compression):
+    model = small_model(compression=compression, compression_loss="bptt", d_model=2, n_heads=1, n_layers=1)
+    stream = random_tokens(2, 32)
+    memory = model(stream[:, :24]).memory.detach()
+    for name, parameter in model.named_parameters():
+        if of_f_c(name):
+
+            def loss(value, name=name):
+                first = functional_call(model, {name: value}, (stream[:, 24:28], memory))
+                second = functional_call(model, {name: value}, (stream[:, 28:], first.memory))
+                return second.logits.log_softmax(-1)[..., 0].sum()
+
+            assert torch.autograd.gradcheck(loss, (parameter.detach().requires_grad_(),))
+
+
+def test_windows_train_one_after_another_without_any_graph_between_them():
+    model, stream = small_model(compression_loss="bptt"), random_tokens(2, 8)
+    memory, losses, sizes = model.empty_memory(2), [], set()
+    for _ in range(40):
+        loss, memory = windowed(model, stream, memory, 2)
+        memory = memory.detach()
+        assert not any(states.requires_grad for states in memory.state_dict().values())
+        sizes.add(sum(states.untyped_storage().nbytes() for states in memory.state_dict().values()))
+        loss.backward()  # a second time through an earlier window would be an error
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.05 * parameter.grad if parameter.grad is not None else 0
+        model.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert len(sizes) == 1
+
+
+def test_usage_carries_no_gradient():
+    model, stream = small_model(compression="most-used"), random_tokens(2, 40)
+    output = model(stream)
+    assert not any(states.requires_grad for states in output.memory.state_dict().values())
+    plain = small_model(compression="mean")
+    plain.load_state_dict(model.state_dict())
+    first = gradients(model(stream[:, :4]).logits.sum(), model)  # nothing is evicted yet
+    other = gradients(plain(stream[:, :4]).logits.sum(), plain)
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_the_loss_does_not_depend_on_how_lanes_are_split():
@@ -202,13 +320,13 @@ def test_finite_differences_agree_with_headwise_attention(position, ages, monkey
     memory = model(stream[:, :15], None, torch.tensor(ages)).memory if any(ages) else None
     monkeypatch.setattr(HeadwiseAttention, "apply", lambda *tensors: calls.append(tensors) or apply(*tensors))
     model(stream[:, 15:], memory, torch.tensor([3, 1]))
-    content, keys, values, mask, slots, *grids = calls[0]
+    content, keys, values, mask, slots, observe, *grids = calls[0]
     assert len(slots) == 2
     assert len(grids[0]) == (3 if position == "span" else 1)
     assert grids[1].shape[1] == grids[3].shape[1] == (2 if len(set(ages)) > 1 else 1)
     tensors = [part.detach().requires_grad_() for part in (content, keys, values, *grids)]
     assert torch.autograd.gradcheck(
-        lambda content, keys, values, *grids: apply(content, keys, values, mask, slots, *grids), tensors
+        lambda content, keys, values, *grids: apply(content, keys, values, mask, slots, observe, *grids), tensors
     )
 
 

@@ -6,11 +6,12 @@ from .compression import COMPRESSIONS, Compression
 from .config import ModelConfig, TrainConfig
 from .corpus import Corpus, Document, Split, open_corpus, prepare
 from .describe import Cost, Description, describe
-from .errors import CompressiveError
+from .errors import CompressiveError, CompressiveWarning
 from .evaluate import ByFrequency, ByPosition, Evaluation, Score, beginnings, dynamic_evaluate, evaluate, sweep
 from .lanes import Segment, lanes
 from .memory import Memory, SlotLayout
 from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
+from .reconstruction import Reconstruction, measure_reconstruction
 from .stream import Stream
 from .tokenizer import Tokenizer, load_tokenizer
 from .train import train
@@ -23,6 +24,7 @@ __all__ = [
     "Compression",
     "CompressiveError",
     "CompressiveTransformer",
+    "CompressiveWarning",
     "Corpus",
     "Cost",
     "Description",
@@ -31,6 +33,7 @@ __all__ = [
     "Memory",
     "ModelConfig",
     "Output",
+    "Reconstruction",
     "Score",
     "Segment",
     "SlotLayout",
@@ -47,6 +50,7 @@ __all__ = [
     "lanes",
     "load",
     "load_tokenizer",
+    "measure_reconstruction",
     "next_token_loss",
     "open_corpus",
     "prepare",

@@ -7,6 +7,7 @@ One function, `relative_attention`, has two forms of the same score; `docs/atten
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch.nn import functional
 
 from .config import ModelConfig
 from .positions import Grid, Positions
+
+Observer = Callable[[Tensor], None]
+"""What may look at attention: it is told each head's weights `[batch, query, slot]`, outside of any graph."""
 
 
 class RelativeAttention(nn.Module):
@@ -38,10 +42,11 @@ class RelativeAttention(nn.Module):
             self.compressed_position = nn.Linear(config.d_model, config.d_model, bias=False)
             self.compressed_position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
 
-    def forward(self, states: Tensor, slots: Tensor, positions: Positions) -> Tensor:
+    def forward(self, states: Tensor, slots: Tensor, positions: Positions, observe: Observer | None = None) -> Tensor:
         """Attention of `states [batch, query, d_model]` over `slots [batch, slot, d_model]`: as states.
 
-        `slots` holds [compressed | recent | segment], the segment's own states included.
+        `slots` holds [compressed | recent | segment], the segment's own states included. `observe` is told the
+        weights; queries beyond those of `states` are padding.
         """
         chunk = states.shape[1]
         states = functional.pad(states, (0, 0, 0, positions.queries - chunk))
@@ -52,7 +57,7 @@ class RelativeAttention(nn.Module):
             self._relative(queries, grid, compressed=len(positions.grids) - at == 2)
             for at, grid in enumerate(positions.grids)
         ]
-        mixed = relative_attention(content, keys, values, positions.mask.to(keys.dtype), grids)
+        mixed = relative_attention(content, keys, values, positions.mask.to(keys.dtype), grids, observe)
         mixed_output: Tensor = self.output(mixed[:, :chunk].flatten(2))
         return mixed_output
 
@@ -99,19 +104,20 @@ def relative_attention(
     values: Tensor,
     mask: Tensor,
     grids: list[tuple[Tensor, Tensor, int]],
+    observe: Observer | None = None,
 ) -> Tensor:
     """softmax(content · keys + relative scores + mask) · values: `[batch, query, head, d_head]`.
 
     On a CPU a function with a backward of its own, one head at a time: the fastest there in training and with long
     memories, and about as fast elsewhere. On other devices the relative scores become the additive mask of PyTorch's
-    fused attention, which is slow on a CPU because that mask needs a gradient.
+    fused attention, which is slow on a CPU because that mask needs a gradient. `observe` is told each head's weights.
     """
     if content.device.type == "cpu":
         flat = [part for queries, rows, _ in grids for part in (queries, rows)]
         slots = [count for *_, count in grids]
-        mixed: Tensor = HeadwiseAttention.apply(content, keys, values, mask, slots, *flat)  # type: ignore[no-untyped-call]
+        mixed: Tensor = HeadwiseAttention.apply(content, keys, values, mask, slots, observe, *flat)  # type: ignore[no-untyped-call]
         return mixed
-    return masked_attention(content, keys, values, mask, grids)
+    return masked_attention(content, keys, values, mask, grids, observe)
 
 
 def masked_attention(
@@ -120,6 +126,7 @@ def masked_attention(
     values: Tensor,
     mask: Tensor,
     grids: list[tuple[Tensor, Tensor, int]],
+    observe: Observer | None = None,
 ) -> Tensor:
     """`relative_attention` by way of `scaled_dot_product_attention`, for devices with fused kernels."""
     blocks = []
@@ -130,6 +137,11 @@ def masked_attention(
         blocks.append(view.permute(2, 0, 3, 1, 4).flatten(2, 3))
     bias = torch.cat(blocks, dim=-1) + mask[:, None]
     content, keys, values = (states.transpose(1, 2) for states in (content, keys, values))
+    if observe is not None:  # fused kernels keep their weights to themselves
+        with torch.no_grad():
+            weights = torch.softmax(content @ keys.transpose(2, 3) + bias, dim=-1)
+        for head in weights.unbind(1):
+            observe(head)
     mixed = functional.scaled_dot_product_attention(content, keys, values, attn_mask=bias, scale=1.0)
     return mixed.transpose(1, 2)
 
@@ -149,6 +161,7 @@ class HeadwiseAttention(torch.autograd.Function):
         values: Tensor,
         mask: Tensor,
         slots: list[int],
+        observe: Observer | None,
         *grids: Tensor,
     ) -> Tensor:
         """See `relative_attention`; `grids` are queries and rows of one grid after another."""
@@ -161,6 +174,8 @@ class HeadwiseAttention(torch.autograd.Function):
                 block += _shift(relative, count)
             weights = torch.softmax(scores, dim=-1)
             mixed[:, :, head] = torch.bmm(weights, values[:, :, head])
+            if observe is not None:
+                observe(weights)
             if any(ctx.needs_input_grad):
                 kept.append(weights)
         ctx.slots = slots
@@ -190,7 +205,7 @@ class HeadwiseAttention(torch.autograd.Function):
                 d_queries, d_rows = _row_gradients(buffers[at], queries[:, :, :, head], rows[:, :, :, head])
                 d_grids[2 * at][:, :, :, head] = d_queries
                 d_grids[2 * at + 1][:, :, :, head] = d_rows
-        return d_content, d_keys, d_values, None, None, *d_grids
+        return d_content, d_keys, d_values, None, None, None, *d_grids
 
 
 def _regions(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import RelativeAttention
-from .compression import attention_reconstruction, build_compression
+from .compression import Decoder, attention_reconstruction, auto_encoding, build_compression, mean_and_relative
 from .config import ModelConfig
 from .memory import (
     SlotLayout,
@@ -20,6 +20,7 @@ from .memory import (
     place_segment,
 )
 from .positions import Positions
+from .usage import Received, add_received, mean_usage, next_usage
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,7 @@ class Tiers:
     compressed: Tensor
     recent: Tensor
     pending: Tensor
+    usage: Tensor
     loss: Tensor
     error: Tensor
 
@@ -56,7 +58,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
-        self.reconstructs = config.compression_loss == "attention"
+        self.compression_loss = config.compression_loss
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.attention = RelativeAttention(config, layer)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
@@ -66,45 +68,82 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         memory = config.of_layer(layer)
         self.compression = (
-            build_compression(config.compression, config.d_model, memory.compression_rate)
+            build_compression(
+                config.compression, config.d_model, memory.compression_rate, heads=config.compression_heads
+            )
             if memory.compressed_length
             else None
         )
+        self.compression_decoder = (
+            Decoder(config.d_model, memory.compression_rate)
+            if config.compression_loss == "auto-encoding" and self.learns_to_compress
+            else None
+        )
+
+    @property
+    def learns_to_compress(self) -> bool:
+        """Whether the compression function has parameters to train."""
+        return self.compression is not None and any(p.requires_grad for p in self.compression.parameters())
+
+    @property
+    def uses_usage(self) -> bool:
+        """Whether the compression function asks for the usage of what it compresses."""
+        return self.compression is not None and self.compression.uses_usage
 
     def forward(self, hidden: Tensor, tiers: Tiers, chunk: Chunk) -> tuple[Tensor, Tiers]:
         """The next layer's input `[batch, chunk, d_model]`, and the layer's memory after the chunk."""
         states = self.attention_norm(hidden) if self.pre_norm else hidden
         segment = place_segment(chunk.layout, tiers.pending, states, before=chunk.before, after=chunk.after)
         slots = torch.cat([tiers.compressed, tiers.recent, segment], dim=1)
-        attended = hidden + self.dropout(self.attention(states, slots, chunk.positions))
+        received = Received(chunk.after - chunk.before) if self.uses_usage else None
+        attended = hidden + self.dropout(self.attention(states, slots, chunk.positions, received))
         if self.pre_norm:
             hidden = attended + self.dropout(self.feed_forward(self.feed_forward_norm(attended)))
         else:
             attended = self.attention_norm(attended)
             hidden = self.feed_forward_norm(attended + self.dropout(self.feed_forward(attended)))
+        if received is not None:
+            sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
+            tiers = replace(tiers, usage=sums)
         return hidden, self._commit(tiers, slots.detach(), chunk)
 
     def _commit(self, tiers: Tiers, slots: Tensor, chunk: Chunk) -> Tiers:
-        """The layer's memory after the chunk; lanes whose segment is incomplete only gain pending states."""
+        """The layer's memory after the chunk; lanes whose segment is incomplete only gain pending states.
+
+        `tiers.usage`, where the compression function uses it, holds sums for [recent | segment] already.
+        """
         layout, compressed = chunk.layout, tiers.compressed
         states = slots[:, layout.compressed_length :]  # [batch, recent + segment, d_model]
         segment = states[:, layout.recent_length :]
         pending = next_pending(layout, segment, chunk.after)
+        usage = tiers.usage
+        if self.uses_usage:
+            usage = next_usage(layout, usage, chunk.complete, chunk.after)
         if not bool(chunk.complete.any()):
-            return replace(tiers, pending=pending)
+            return replace(tiers, pending=pending, usage=usage)
         loss, error = tiers.loss, tiers.error
         if self.compression is not None:
-            evicted = evicted_groups(layout, states, chunk.after)
             counts = new_groups(layout, before=chunk.before, after=chunk.after)
-            new = self.compression(evicted)
-            if self.reconstructs and new.requires_grad:
-                loss, error = attention_reconstruction(
-                    self.attention.frozen_queries(segment),
-                    evicted,
-                    new,
-                    counts=counts,
-                    project=self.attention.frozen_keys_values,
-                )
-            compressed = append_compressed(compressed, new.detach().to(compressed.dtype), counts)
+            evicted = evicted_groups(layout, states, chunk.after, counts)
+            if self.uses_usage:
+                new = self.compression(evicted, mean_usage(layout, tiers.usage, chunk.after, counts))
+            else:
+                new = self.compression(evicted)
+            if new.requires_grad:
+                loss, error = self._reconstruction(segment, evicted, new, counts) or (loss, error)
+            # Detached, unless the task loss is to reach f_c through what it wrote.
+            kept = new if self.compression_loss == "bptt" else new.detach()
+            compressed = append_compressed(compressed, kept.to(compressed.dtype), counts)
         recent = next_recent(layout, states, chunk.complete)
-        return Tiers(compressed, recent, pending, loss, error)
+        return Tiers(compressed, recent, pending, usage, loss, error)
+
+    def _reconstruction(
+        self, segment: Tensor, evicted: Tensor, new: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """The loss of f_c beside the task loss, and its relative error, where there is such a loss."""
+        if self.compression_loss == "attention":
+            queries, project = self.attention.frozen_queries(segment), self.attention.frozen_keys_values
+            return mean_and_relative(*attention_reconstruction(queries, evicted, new, counts=counts, project=project))
+        if self.compression_decoder is not None:
+            return mean_and_relative(*auto_encoding(evicted, new, counts=counts, decode=self.compression_decoder))
+        return None

@@ -41,7 +41,8 @@ def save(run: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer) -
 def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
     """The model, in evaluation mode on the CPU, and the tokenizer that a run holds.
 
-    Raises CompressiveError where files are missing, damaged, pickled or do not fit the config.
+    Raises CompressiveError where files are missing, damaged, pickled or do not fit the config, and where the run
+    needs a compression function that is not registered.
     """
     run = Path(run)
     if run.suffix in PICKLED:
@@ -58,8 +59,11 @@ def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
             f"{run}: tokenizer.json has {tokenizer.vocab_size} ids, the model {config.vocab_size}; "
             "these files do not belong together"
         )
-    with torch.device("meta"):
-        model = CompressiveTransformer(config)
+    try:
+        with torch.device("meta"):
+            model = CompressiveTransformer(config)
+    except CompressiveError as error:  # a compression function that nobody has registered
+        raise CompressiveError(f"{run / 'config.json'}: {error}") from None
     model.load_state_dict(load_tensors(run / "model.safetensors", like=model.state_dict()), assign=True)
     return model.requires_grad_(True).eval(), tokenizer
 

@@ -52,9 +52,13 @@ class ModelConfig:
     compression_rate: PerLayer = 4
     """Hidden states that one compressed slot replaces (c)."""
     compression: str = "conv"
-    """Name of the compression function f_c in `COMPRESSIONS`: mean, max, conv or one of your own."""
-    compression_loss: Literal["attention", "none"] = "attention"
-    """What trains f_c: attention reconstruction (Algorithm 2) or nothing."""
+    """Name of the compression function f_c in `COMPRESSIONS`: mean, max, conv, dilated, most-used, attention or
+    one of your own."""
+    compression_heads: int = 1
+    """Learned queries of a compression function that has them (attention); must divide d_model."""
+    compression_loss: Literal["attention", "auto-encoding", "bptt", "none"] = "attention"
+    """What trains f_c: attention reconstruction (Algorithm 2), auto-encoding, the task loss through compressed
+    memory (bptt), or nothing."""
     compressed_position: Literal["span", "unit"] = "span"
     """Where a compressed slot stands: at the mean of the tokens that it replaces, or one step a slot."""
     norm: Literal["pre", "post"] = "pre"
@@ -69,7 +73,7 @@ class ModelConfig:
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
         one_or_more = ("vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "segment_length")
-        check_range(self, one_or_more, low=1)
+        check_range(self, (*one_or_more, "compression_heads"), low=1)
         check_range(self, ("dropout",), low=0)
         for name in LayerMemory._fields:
             _check_per_layer(self, name, low=1 if name == "compression_rate" else 0)
@@ -116,9 +120,11 @@ class TrainConfig:
     """
 
     steps: int = 10_000
-    """Segments that each lane reads; one step is one forward and backward pass over all lanes."""
+    """Forward and backward passes over all lanes; in each, every lane reads one segment (or `bptt_segments`)."""
     batch: int = 16
     """Lanes over all processes; a multiple of the number of processes times `accumulation`."""
+    bptt_segments: int = 2
+    """Segments of each lane that one step reads where the model's compression_loss is "bptt"; 1 with any other."""
     accumulation: int = 1
     """Parts in which the lanes of one step go through the model, to save activation memory."""
     longest_document: int = 0
@@ -167,6 +173,7 @@ class TrainConfig:
         check_types(self)
         counts = ("steps", "batch", "accumulation", "update_period", "late_update_period")
         check_range(self, (*counts, "log_every", "sample_tokens", "checkpoint_every"), low=1)
+        check_range(self, ("bptt_segments",), low=2)
         rates = ("learning_rate_edge", "weight_decay", "compression_learning_rate")
         intervals = (
             "longest_document",

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can mend."""
+"""The one exception for mistakes that the user can mend, and the one warning."""
 
 
 class CompressiveError(ValueError):
@@ -7,3 +7,7 @@ class CompressiveError(ValueError):
     Raised for every mistake that comes from outside: a configuration, a file, a prompt, a call with
     tensors that do not fit. The command line prints the message without a traceback and exits with 1.
     """
+
+
+class CompressiveWarning(UserWarning):
+    """Something that is allowed but hardly meant: what it is and what to do instead."""

@@ -6,7 +6,7 @@ a lane, `seen`, says which slots are filled and which tokens each of them stands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -107,9 +107,10 @@ class SlotLayout:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Both tiers of memory and the pending states of each lane, one tensor a layer, always detached.
+    """Both tiers of memory and the pending states of each lane, one tensor a layer, outside of any graph.
 
-    A state is what the attention of its layer read: the layer's input, normed first in a pre-norm model.
+    A state is what the attention of its layer read: the layer's input, normed first in a pre-norm model. With
+    `compression_loss = "bptt"` compressed states stay in the graph of what compressed them until `detach`.
     Methods return a new memory; nothing is changed in place. `seen` stays on the CPU, since it steers which
     kernels run; the states stay where the model is.
     """
@@ -122,6 +123,8 @@ class Memory:
     """`[batch, recent_length, d_model]` a layer."""
     pending: tuple[Tensor, ...]
     """`[batch, pending, d_model]` a layer; at least as wide as the lane with most pending states needs."""
+    usage: tuple[Tensor, ...] = ()
+    """Attention received so far, `[batch, recent + pending, 1]` a layer; none where f_c does not ask for it."""
 
     @property
     def batch(self) -> int:
@@ -158,7 +161,12 @@ class Memory:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Named tensors from which `from_state_dict` makes this memory again."""
-        tiers = {"compressed": self.compressed, "recent": self.recent, "pending": self.pending}
+        tiers = {
+            "compressed": self.compressed,
+            "recent": self.recent,
+            "pending": self.pending,
+            "usage": self.usage,
+        }
         named = {f"{tier}.{layer}": states for tier, all_ in tiers.items() for layer, states in enumerate(all_)}
         return {"seen": self.seen, **named}
 
@@ -166,7 +174,9 @@ class Memory:
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Memory:
         """The memory that `state_dict` described. Raises CompressiveError where tensors are missing."""
         layers = max(1, sum(name.startswith("recent.") for name in state))
-        tiers = [[f"{tier}.{layer}" for layer in range(layers)] for tier in ("compressed", "recent", "pending")]
+        usage = ("usage",) if any(name.startswith("usage.") for name in state) else ()
+        names = ("compressed", "recent", "pending", *usage)
+        tiers = [[f"{tier}.{layer}" for layer in range(layers)] for tier in names]
         expected = {"seen", *(name for names in tiers for name in names)}
         if set(state) != expected:
             raise CompressiveError(
@@ -180,12 +190,20 @@ class Memory:
             compressed=tuple(map(change, self.compressed)),
             recent=tuple(map(change, self.recent)),
             pending=tuple(map(change, self.pending)),
+            usage=tuple(map(change, self.usage)),
         )
 
 
-def empty_memory(config: ModelConfig, batch: int, *, device: torch.device, dtype: torch.dtype) -> Memory:
-    """The memory of `batch` lanes in which nothing has been read yet."""
+def empty_memory(
+    config: ModelConfig, batch: int, *, usage: Sequence[bool], device: torch.device, dtype: torch.dtype
+) -> Memory:
+    """The memory of `batch` lanes in which nothing has been read yet.
+
+    `usage` says of each layer whether it keeps count of the attention that states receive.
+    """
     layouts = [SlotLayout.of(config, layer) for layer in range(config.n_layers)]
+    precise = torch.promote_types(dtype, torch.float32)  # sums over many tokens
+    counted = [layout.recent_length * kept for layout, kept in zip(layouts, usage, strict=True)] if any(usage) else []
 
     def states(lengths: list[int]) -> tuple[Tensor, ...]:
         return tuple(torch.zeros(batch, length, config.d_model, device=device, dtype=dtype) for length in lengths)
@@ -195,6 +213,7 @@ def empty_memory(config: ModelConfig, batch: int, *, device: torch.device, dtype
         compressed=states([layout.compressed_length for layout in layouts]),
         recent=states([layout.recent_length for layout in layouts]),
         pending=states([0] * config.n_layers),
+        usage=tuple(torch.zeros(batch, length, 1, device=device, dtype=precise) for length in counted),
     )
 
 
@@ -224,17 +243,19 @@ def next_pending(layout: SlotLayout, segment: Tensor, seen: Tensor) -> Tensor:
     return segment[:, :width].masked_fill(beyond[:, :, None].to(segment.device), 0.0)
 
 
-def evicted_groups(layout: SlotLayout, states: Tensor, seen: Tensor) -> Tensor:
+def evicted_groups(layout: SlotLayout, states: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
     """Groups that leave recent memory at a commit, newest last: `[batch, group, compression_rate, d_model]`.
 
     `states [batch, recent + segment, d_model]` are recent memory and the complete segment, `seen [batch]`
-    counts the segment too. Of a lane, only the newest groups that `new_groups` counts are real; the others
-    are padding.
+    counts the segment too. Of a lane, only the newest `counts [batch]` groups are real; the others are zeros.
     """
     stops = states.shape[1] - layout.memory_length - layout.waiting(seen)
     count, rate = layout.groups_per_commit, layout.compression_rate
     groups: Tensor = _window(states, stops, count * rate).unflatten(1, (count, rate))
-    return groups
+    if bool((counts == count).all()):
+        return groups
+    padding = torch.arange(count) < count - counts[:, None]
+    return groups.masked_fill(padding[:, :, None, None].to(groups.device), 0.0)
 
 
 def new_groups(layout: SlotLayout, *, before: Tensor, after: Tensor) -> Tensor:

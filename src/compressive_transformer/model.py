@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from .blocks import Block, Chunk, Tiers
 from .config import ModelConfig, PerLayer
-from .errors import CompressiveError
+from .errors import CompressiveError, CompressiveWarning
 from .memory import Memory, SlotLayout, empty_memory
 from .positions import relative_positions
 
@@ -45,13 +46,14 @@ class CompressiveTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self._initialise()
+        self._warn()
 
     def empty_memory(self, batch: int) -> Memory:
         """The memory of `batch` lanes that have read nothing, on the model's device and in its dtype."""
         if batch < 1:
             raise CompressiveError(f"batch ({batch}) must be 1 or more")
-        weight = self.embedding.weight
-        return empty_memory(self.config, batch, device=weight.device, dtype=weight.dtype)
+        weight, usage = self.embedding.weight, [bool(block.uses_usage) for block in self.blocks]
+        return empty_memory(self.config, batch, usage=usage, device=weight.device, dtype=weight.dtype)
 
     def forward(self, tokens: Tensor, memory: Memory | None = None, lengths: Tensor | None = None) -> Output:
         """Logits for the next token after each of `tokens [batch, chunk]`, and the memory that follows.
@@ -92,8 +94,10 @@ class CompressiveTransformer(nn.Module):
         zero = weight.new_zeros(())
         tiers = []
         layers = zip(memory.compressed, memory.recent, memory.pending, strict=True)
-        for block, layout, (compressed, recent, pending) in zip(self.blocks, self.layouts, layers, strict=True):
-            hidden, tier = block(hidden, Tiers(compressed, recent, pending, zero, zero), chunks[layout])
+        usages = memory.usage or [zero] * len(self.blocks)
+        each = zip(self.blocks, self.layouts, layers, usages, strict=True)
+        for block, layout, (compressed, recent, pending), usage in each:
+            hidden, tier = block(hidden, Tiers(compressed, recent, pending, usage, zero, zero), chunks[layout])
             tiers.append(tier)
         return Output(
             logits=functional.linear(self.final_norm(hidden), weight),
@@ -102,6 +106,7 @@ class CompressiveTransformer(nn.Module):
                 compressed=tuple(tier.compressed for tier in tiers),
                 recent=tuple(tier.recent for tier in tiers),
                 pending=tuple(tier.pending for tier in tiers),
+                usage=tuple(tier.usage for tier in tiers) if memory.usage else (),
             ),
             compression_loss=torch.stack([tier.loss for tier in tiers]).sum(),
             reconstruction_error=torch.stack([tier.error for tier in tiers]),
@@ -125,10 +130,23 @@ class CompressiveTransformer(nn.Module):
                     f"memory does not fit: compressed, recent and pending states of layer {layer} must be {expected}, "
                     f"[batch, slot, d_model] each, got {shapes}; {way_out}"
                 )
+        held = zip(self.blocks, memory.recent, memory.pending, strict=True)
+        widths = [bool(block.uses_usage) * (recent.shape[1] + own.shape[1]) for block, recent, own in held]
+        usage = [(batch, width, 1) for width in widths] if any(block.uses_usage for block in self.blocks) else []
+        if (given := [tuple(states.shape) for states in memory.usage]) != usage:
+            raise CompressiveError(
+                f"memory does not fit: usage must be {usage}, [batch, slot, 1] a layer, got {given}; "
+                f"compression = {self.config.compression!r} decides; {way_out}"
+            )
 
     def _initialise(self) -> None:
-        """Normal weights of deviation 0.02; what adds to the residual stream is scaled down with depth."""
-        for module in self.modules():
+        """Normal weights of deviation 0.02; what adds to the residual stream is scaled down with depth.
+
+        A compression function starts as its own class says.
+        """
+        for name, module in self.named_modules():
+            if ".compression" in name:
+                continue
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
@@ -136,6 +154,17 @@ class CompressiveTransformer(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith(("attention.output.weight", "feed_forward.2.weight")):
                 nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layers) ** -0.5)
+
+    def _warn(self) -> None:
+        """Say where a compression function would never learn; not of a model built on meta, to take other weights."""
+        learns = any(block.learns_to_compress for block in self.blocks)
+        if learns and self.config.compression_loss == "none" and not self.embedding.weight.is_meta:
+            warnings.warn(
+                f'compression_loss = "none": nothing trains the compression function {self.config.compression!r}, it '
+                'stays as it starts; choose "attention", "auto-encoding" or "bptt", or a function without parameters',
+                CompressiveWarning,
+                stacklevel=3,
+            )
 
 
 def with_lengths(model: CompressiveTransformer, **lengths: PerLayer) -> CompressiveTransformer:

@@ -30,7 +30,9 @@ class Optimiser:
     def __init__(self, model: CompressiveTransformer, config: TrainConfig) -> None:
         self.config = config
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        self.compression = [p for name, p in model.named_parameters() if ".compression." in name]
+        # f_c itself, and the decoder that auto-encoding trains beside it.
+        own_modules = (".compression.", ".compression_decoder.")
+        self.compression = [p for name, p in model.named_parameters() if any(own in name for own in own_modules)]
         own = set(self.compression)
         self.network = [p for p in model.parameters() if p not in own]
         # Matrices decay; gains, biases and the biases u and v of attention (one row a head) do not.

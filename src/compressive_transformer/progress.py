@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .errors import CompressiveError
 from .files import whole_file
-from .model import Output
 from .processes import Processes
+from .window import Read
 
 
 class Sums:
@@ -34,13 +34,13 @@ class Sums:
         self.error: Tensor | float = 0.0
         self.commits: Tensor | float = 0.0
 
-    def add(self, nats: Tensor, output: Output, share: float) -> None:
+    def add(self, read: Read, share: float) -> None:
         """Take in one part of a step; `share` is that part of the process's lanes."""
         self.steps += share
-        self.nats = self.nats + nats.detach().sum()
-        self.loss = self.loss + output.compression_loss.detach() * share
-        self.error = self.error + output.reconstruction_error
-        self.commits = self.commits + (output.reconstruction_error > 0)
+        self.nats = self.nats + read.nats.detach()
+        self.loss = self.loss + read.compression_loss.detach() * share
+        self.error = self.error + read.reconstruction_error
+        self.commits = self.commits + read.commits
 
     def entry(self, processes: Processes) -> dict[str, Any]:
         """Losses in nats and speed, over all processes, as plain values."""

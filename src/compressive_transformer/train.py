@@ -6,27 +6,29 @@ torchrun --nproc-per-node 2 -m compressive_transformer.cli train CONFIG DATA RUN
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .checkpoint import ResumePoint, save
 from .config import TrainConfig
 from .corpus import Corpus
 from .errors import CompressiveError
-from .evaluate import Evaluation, beginnings, evaluate, token_nats
+from .evaluate import Evaluation, beginnings, evaluate
 from .lanes import Lanes, Segment
 from .memory import Memory
-from .model import CompressiveTransformer, Output
+from .model import CompressiveTransformer
 from .optimiser import Optimiser, Update, update_period
 from .processes import Processes, joined
 from .progress import Progress, Sums, cut_log, require_tensorboard
 from .settings import as_table
 from .stream import Stream
+from .window import Window, lane_parts
 
 
 @dataclass
@@ -85,8 +87,9 @@ class Trainer:
         self.counters = Counters()
         self.model = model.to(processes.device).train()
         # A step whose lanes all read short documents compresses nothing, so f_c may get no gradient.
-        parallel = nn.parallel.DistributedDataParallel
-        self.parallel = parallel(model, find_unused_parameters=True) if processes.world > 1 else model
+        parallel, window = nn.parallel.DistributedDataParallel, Window(model, config.precision)
+        self.window = parallel(window, find_unused_parameters=True) if processes.world > 1 else window
+        self.segments = config.bptt_segments if model.config.compression_loss == "bptt" else 1
         self.optimiser = Optimiser(model, config)
         self.lanes = Lanes(
             corpus.train,
@@ -123,7 +126,7 @@ class Trainer:
         with log or nullcontext():
             sums, update = Sums(), None
             while self.counters.step < last:
-                update = self.step(next(self.lanes), sums) or update
+                update = self.step([next(self.lanes) for _ in range(self.segments)], sums) or update
                 step, final = self.counters.step, self.counters.step == last
                 if step % config.log_every == 0 or final:
                     entry = sums.entry(self.processes)
@@ -148,28 +151,26 @@ class Trainer:
                 if step % config.checkpoint_every == 0 or final:
                     self.checkpoint()
 
-    def step(self, segment: Segment, sums: Sums) -> Update | None:
-        """One segment of each lane: forward, backward and, where its period ends, an update."""
+    def step(self, segments: Sequence[Segment], sums: Sums) -> Update | None:
+        """The next segments of each lane: forward, backward and, where its period ends, an update."""
         config, counters = self.config, self.counters
         period = update_period(config, counters.step + 1)
-        parts = [part.chunk(config.accumulation) for part in (segment.tokens, segment.targets, segment.starts)]
-        lengths = segment.lengths.chunk(config.accumulation)
+        targets = sum(segment.total_targets for segment in segments)
         ends = counters.since_update + 1 >= period or counters.step + 1 == config.steps
-        for index, (tokens, targets, starts) in enumerate(zip(*parts, strict=True)):
-            memory = self.memories[index].reset(starts)
+        for index, part in enumerate(lane_parts(segments, config.accumulation)):
             synchronised = ends and index == config.accumulation - 1
             with self._gathering(synchronised):
-                output, nats = self._forward(tokens, targets, memory, lengths[index])
+                read = self.window(part, self.memories[index])
                 # Means over all lanes of all processes, so that however they are split the update is the same.
-                loss = nats.sum() * self.processes.world / segment.total_targets
-                loss = loss + output.compression_loss / config.accumulation
+                loss = read.nats * self.processes.world / targets
+                loss = loss + read.compression_loss / config.accumulation
                 (loss / period).backward()
-            self.memories[index] = output.memory
-            sums.add(nats, output, 1 / config.accumulation)
-        sums.targets += segment.total_targets
+            self.memories[index] = read.memory
+            sums.add(read, 1 / config.accumulation)
+        sums.targets += targets
         counters.step += 1
         counters.since_update += 1
-        counters.tokens += segment.total_targets
+        counters.tokens += targets
         if not ends:
             return None
         counters.since_update = 0
@@ -213,17 +214,9 @@ class Trainer:
     def _progress(self, last: int, tensorboard: bool) -> Progress:
         return Progress(self.out, last, step=self.counters.step, tensorboard=tensorboard)
 
-    def _forward(self, tokens: Tensor, targets: Tensor, memory: Memory, lengths: Tensor) -> tuple[Output, Tensor]:
-        device = self.processes.device
-        enabled = self.config.precision == "bf16"
-        with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
-            output: Output = self.parallel(tokens.to(device), memory, lengths)
-        return output, token_nats(output.logits, targets.to(device))
-
     def _gathering(self, synchronised: bool) -> Any:
-        parallel = self.parallel
-        if isinstance(parallel, nn.parallel.DistributedDataParallel) and not synchronised:
-            return parallel.no_sync()
+        if isinstance(self.window, nn.parallel.DistributedDataParallel) and not synchronised:
+            return self.window.no_sync()
         return nullcontext()
 
     def _validation(self) -> Any:

@@ -11,6 +11,7 @@ import tyro
 from ..errors import CompressiveError
 from .describing import describe
 from .making import demo, prepare, train
+from .plugin import take_plugins
 from .results import compare
 from .using import evaluate, generate, sweep
 
@@ -32,7 +33,9 @@ def main() -> None:
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="compressive",
-            description="Language models whose memory compresses instead of forgetting (Rae et al. 2019).",
+            args=take_plugins(sys.argv[1:]),
+            description="Language models whose memory compresses instead of forgetting (Rae et al. 2019).\n\n"
+            "compressive --plugin FILE.py COMMAND ... runs a Python file first, to register compression functions.",
             config=(tyro.conf.FlagCreatePairsOff,),
         )
     except CompressiveError as error:

@@ -1,0 +1,52 @@
+"""A compression function of your own: trained, saved, loaded and evaluated on the sample books of the package.
+
+    python examples/own_compression.py runs/median
+
+Any command takes this file too, to know the function by its name:
+
+    compressive --plugin examples/own_compression.py generate runs/median/run
+"""
+
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import torch
+
+import compressive_transformer as ct
+
+
+class MedianPool(ct.Compression):
+    """The median of each group, number by number."""
+
+    def forward(self, evicted: torch.Tensor) -> torch.Tensor:
+        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        return evicted.median(dim=2).values
+
+
+ct.COMPRESSIONS["median"] = MedianPool
+
+
+def main(out: Path) -> None:
+    """Prepare the corpus `out`/data, train the run `out`/run on it and score what was saved."""
+    with as_file(files("compressive_transformer") / "sample") as sample:
+        corpus = ct.prepare(sample, out / "data")
+    config = ct.ModelConfig(
+        vocab_size=corpus.vocab_size,
+        d_model=32,
+        n_layers=2,
+        n_heads=2,
+        segment_length=32,
+        memory_length=32,
+        compressed_length=32,
+        compression_rate=4,
+        compression="median",
+    )
+    training = ct.TrainConfig(steps=20, batch=4, learning_rate=3e-3, warmup=2, validate_every=0)
+    ct.train(ct.CompressiveTransformer(config), corpus, training, out / "run")
+    model, tokenizer = ct.load(out / "run")
+    print(ct.evaluate(model, ct.beginnings(corpus.test, tokenizer, 1_000)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/median"))

@@ -1,0 +1,183 @@
+"""Compression functions f_c (Sec. 3.2): one small class each, in the table `COMPRESSIONS`.
+
+Add one of your own without touching the package: subclass `Compression`, register the class under a name, and
+name it in the config.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import CompressiveError
+
+
+class Compression(nn.Module):
+    """Base class of f_c: replaces each group of `compression_rate` hidden states by one."""
+
+    uses_usage: ClassVar[bool] = False
+    """Whether `forward` takes the usage of the evicted states as well; it is computed only for those that do."""
+    uses_heads: ClassVar[bool] = False
+    """Whether the constructor takes `heads`, the config's `compression_heads`, as well."""
+
+    def __init__(self, d_model: int, compression_rate: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.compression_rate = compression_rate
+
+    def forward(self, evicted: Tensor) -> Tensor:
+        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`.
+
+        The groups are all that one commit evicts, oldest first. A lane that evicts fewer of them than others
+        has groups of zeros before its own; what is made of those is thrown away.
+
+        With `uses_usage` it is `forward(evicted, usage)`: `usage [batch, group, compression_rate]` is the mean
+        attention that each state received, over heads and over all tokens that could read it, its own included;
+        -inf in groups of zeros.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward(evicted)")
+
+
+class MeanPool(Compression):
+    """The mean of each group (Sec. 3.2, mean pooling)."""
+
+    def forward(self, evicted: Tensor) -> Tensor:
+        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        return evicted.mean(dim=2)
+
+
+class MaxPool(Compression):
+    """The largest value of each group, number by number (Sec. 3.2, max pooling)."""
+
+    def forward(self, evicted: Tensor) -> Tensor:
+        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        return evicted.amax(dim=2)
+
+
+class Convolution(Compression):
+    """A 1D convolution with kernel and stride c, no bias, no activation (Sec. 3.2); the paper's best.
+
+    It starts as mean pooling (identity / c), a useful memory from the first step on; from random weights it
+    learns slowly. Kernel and stride are equal, so it is one linear map of the joined states of a group.
+    """
+
+    def __init__(self, d_model: int, compression_rate: int) -> None:
+        super().__init__(d_model, compression_rate)
+        mean = torch.eye(d_model).repeat(1, compression_rate) / compression_rate
+        self.weight = nn.Parameter(mean)  # [d_model, compression_rate * d_model]
+
+    def forward(self, evicted: Tensor) -> Tensor:
+        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        return functional.linear(evicted.flatten(2), self.weight)
+
+
+class DilatedConvolutions(Compression):
+    """Three convolutions of kernel 2, dilated by 1, 2 and 4, a ReLU after each, then the strided one (Sec. 3.2).
+
+    Two things are ours. The paper's convolutions are valid and make 7 states fewer of those that a commit
+    evicts; here 7 states of zeros go before them, so that every state is in a group: the first groups of a
+    commit look back on less. And the layers between are 2 · d_model wide, so that this function too can start
+    as mean pooling, exactly: the halves hold relu(x) and relu(−x), whose difference is x. With d_model numbers
+    a ReLU would lose every negative one.
+    """
+
+    dilations = (1, 2, 4)
+
+    def __init__(self, d_model: int, compression_rate: int) -> None:
+        super().__init__(d_model, compression_rate)
+        halves = torch.cat([torch.eye(d_model), -torch.eye(d_model)])
+        taps = [halves, torch.eye(2 * d_model), torch.eye(2 * d_model)]
+        # [2 * d_model, earlier and own state]: each begins by passing the own state on.
+        self.dilated = nn.ParameterList(torch.cat([torch.zeros_like(own), own], dim=1) for own in taps)
+        self.weight = nn.Parameter(halves.T.repeat(1, compression_rate) / compression_rate)
+
+    def forward(self, evicted: Tensor) -> Tensor:
+        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        states = functional.pad(evicted.flatten(1, 2), (0, 0, sum(self.dilations), 0))
+        for dilation, weight in zip(self.dilations, self.dilated, strict=True):
+            pairs = torch.cat([states[:, :-dilation], states[:, dilation:]], dim=-1)
+            states = functional.linear(pairs, weight).relu()
+        groups = states.unflatten(1, (-1, self.compression_rate)).flatten(2)
+        return functional.linear(groups, self.weight)
+
+
+class MostUsed(Compression):
+    """The most used states of a commit, unchanged and in order of time (Sec. 3.2, most-used).
+
+    Of all n evicted states it keeps the n / c that received the most attention on average. So a kept state may
+    stand in a slot whose group it was not in; its position is that of the slot, as with every function.
+    """
+
+    uses_usage = True
+
+    def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:  # type: ignore[override]
+        """`[batch, group, compression_rate, d_model]`, usage `[batch, group, compression_rate]` -> as others."""
+        groups = evicted.shape[1]
+        states, usage = evicted.flatten(1, 2), usage.flatten(1)
+        kept = usage.isfinite().sum(1, keepdim=True) // self.compression_rate
+        # Of equally used states the earlier one is kept, on every device.
+        ranked = usage.sort(dim=1, descending=True, stable=True).indices[:, :groups]
+        beyond = torch.arange(groups, device=kept.device) >= kept
+        places = ranked.masked_fill(beyond, -1).sort(dim=1).values.clamp(min=0)  # as many at the old end as padding
+        return states.gather(1, places[:, :, None].expand(-1, -1, self.d_model))
+
+
+class AttentionPool(Compression):
+    """Attention over each group by learned queries. Not in the paper: ours.
+
+    Each of `heads` queries weighs the c states of a group by softmax(query · state / sqrt(d_model)) and pools
+    its own slice of d_model numbers with these weights. The states are keys as they are: with one fixed query a
+    head, a projection W of the keys adds nothing, since q · (W x) = (Wᵀ q) · x. The queries start at zero, which
+    is mean pooling.
+    """
+
+    uses_heads = True
+
+    def __init__(self, d_model: int, compression_rate: int, heads: int = 1) -> None:
+        super().__init__(d_model, compression_rate)
+        if d_model % heads:
+            raise CompressiveError(f"compression_heads ({heads}) must divide d_model ({d_model})")
+        self.queries = nn.Parameter(torch.zeros(heads, d_model))
+
+    def forward(self, evicted: Tensor) -> Tensor:
+        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        scores = functional.linear(evicted, self.queries) * self.d_model**-0.5
+        weights = scores.softmax(dim=2).unsqueeze(-1)  # [batch, group, compression_rate, head, 1]
+        slices = evicted.unflatten(-1, (len(self.queries), -1))
+        pooled: Tensor = (weights * slices).sum(2).flatten(2)
+        return pooled
+
+
+COMPRESSIONS: dict[str, type[Compression]] = {
+    "mean": MeanPool,
+    "max": MaxPool,
+    "conv": Convolution,
+    "dilated": DilatedConvolutions,
+    "most-used": MostUsed,
+    "attention": AttentionPool,
+}
+
+
+def build_compression(name: str, d_model: int, compression_rate: int, *, heads: int = 1) -> Compression:
+    """The compression function registered as `name`.
+
+    Raises CompressiveError where there is none, and for `heads` that the function has no use for.
+    """
+    if name not in COMPRESSIONS:
+        raise CompressiveError(
+            f"compression ({name!r}) is not a registered compression function; "
+            f"known: {', '.join(COMPRESSIONS)}. "
+            f'Register your own with COMPRESSIONS["{name}"] = YourClass before the model is built or loaded; '
+            "commands take the file that does so: compressive --plugin FILE.py COMMAND"
+        )
+    kind = COMPRESSIONS[name]
+    if heads != 1 and not kind.uses_heads:
+        able = [other for other, function in COMPRESSIONS.items() if function.uses_heads]
+        raise CompressiveError(
+            f"compression_heads ({heads}) must be 1 with compression = {name!r}; heads are for {', '.join(able)}"
+        )
+    options: dict[str, Any] = {"heads": heads} if kind.uses_heads else {}
+    return kind(d_model, compression_rate, **options)
