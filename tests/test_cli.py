@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from compressive_transformer.checkpoint import load
 from compressive_transformer.cli import COMMANDS, main
 from compressive_transformer.cli.using import Measures, Text
 from compressive_transformer.comparison import compare, compare_runs
+from compressive_transformer.compression import COMPRESSIONS
 from compressive_transformer.corpus import Corpus, open_corpus, prepare
 from compressive_transformer.evaluate import ByFrequency, ByPosition, dynamic_evaluate, evaluate
 from compressive_transformer.stream import Stream
@@ -214,6 +215,66 @@ def test_each_recipe_in_configs_can_be_read(command: Run, corpus: Corpus, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+# --- a function of one's own ---
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Path]:
+    """A file that registers a compression function, which is forgotten after the test."""
+    known = dict(COMPRESSIONS)
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import compressive_transformer as ct\n"
+        "class First(ct.Compression):\n"
+        "    def forward(self, evicted):\n"
+        "        return evicted[:, :, 0]\n"
+        'ct.COMPRESSIONS["first"] = First\n'
+    )
+    yield path
+    for name in COMPRESSIONS.keys() - known.keys():
+        del COMPRESSIONS[name]
+
+
+def test_a_plugin_makes_a_function_known_to_the_commands_that_name_it(
+    command: Run, plugin: Path, config: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train = ["train", config, corpus.path, run, "--set", "model.compression=first", "--set", "train.steps=3"]
+    unknown = 'COMPRESSIONS["first"] = YourClass before the model is built or loaded; commands take the file that does'
+    assert_failed(command(*train), unknown)
+    assert command("--plugin", plugin, *train).code == 0
+    for use in (["evaluate", run, corpus.path], ["generate", run, "--tokens", 3]):
+        del COMPRESSIONS["first"]
+        done = command(*use)
+        assert_failed(done, "run/config.json: compression ('first') is not a registered compression function; known: m")
+        assert unknown in done.err
+        done = command(f"--plugin={plugin}", *use)
+        assert (done.code, bool(done.out)) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "mine.py: no such file; expected a Python file"),
+        ("x = 1\nx.y\n", "mine.py, line 2: AttributeError: 'int' object has no attribute 'y'"),
+        ("x = (\n", "mine.py: SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_plugin_that_fails_is_named_in_one_line(
+    command: Run, tmp_path: Path, content: str | None, message: str
+) -> None:
+    path = tmp_path / "mine.py"
+    if content is not None:
+        path.write_text(content)
+    assert_failed(command("--plugin", path, "demo"), f"--plugin {tmp_path}/{message}")
+    assert_failed(command("--plugin"), "--plugin needs the path of a Python file")
+
+
+def test_a_plugin_that_is_no_python_file_is_refused(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("x = 1")
+    assert_failed(command("--plugin", tmp_path / "mine.txt", "demo"), "its name must end in .py")
+
+
 # --- help and wrong usage ---
 
 
@@ -239,6 +300,7 @@ def test_help_names_every_command(command: Run) -> None:
     done = command("--help")
     assert done.code == 0
     assert all(name in done.out for name in COMMANDS)
+    assert "--plugin FILE.py" in done.out
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ def commands_of(page: Path) -> list[list[str]]:
         if language in ("bash", "console"):
             for line in content.replace("\\\n", " ").splitlines():
                 words = shlex.split(line.removeprefix("$ "), comments=True)
+                if words[:2] == ["compressive", "--plugin"]:
+                    assert (ROOT / words[2]).is_file(), f"{page.name} names {words[2]}"
+                    words = ["compressive", *words[3:]]
                 if words[:1] == ["compressive"]:
                     commands.append(words[1:])
                 elif "compressive_transformer.cli" in words:

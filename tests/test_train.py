@@ -167,19 +167,47 @@ def test_a_damaged_checkpoint_is_named_in_one_line(corpus: Corpus, tmp_path: Pat
 # --- what does not change the result ---
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compression_loss": "bptt"},
+        {"compression_loss": "auto-encoding"},
+        {"compression": "dilated"},
+        {"compression": "most-used"},
+        {"compression": "attention", "compression_heads": 2},
+    ],
+    ids=str,
+)
+def test_every_function_and_loss_trains_what_it_should_and_goes_on_to_the_bit(
+    corpus: Corpus, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    whole = tiny_run(corpus, tmp_path / "whole", model=fields, stop_at=7)
+    tiny_run(corpus, tmp_path / "parts", model=fields, stop_at=4)  # in the middle of an update
+    tiny_run(corpus, tmp_path / "parts", model=fields, resume=True, stop_at=7)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    start = dict(tiny_model(**fields).named_parameters())
+    for name, parameter in whole.named_parameters():
+        assert parameter.ne(start[name]).any(), name
+        assert parameter.isfinite().all(), name
+
+
 def test_parts_of_a_step_do_not_change_it(corpus: Corpus, tmp_path: Path) -> None:
     whole = tiny_run(corpus, tmp_path / "whole", **SLOW)
     parts = tiny_run(corpus, tmp_path / "parts", accumulation=2, **SLOW)
     assert_close_parameters(parts, whole)
 
 
-def test_two_processes_train_as_one_and_go_on_from_the_middle_of_an_update(corpus: Corpus, tmp_path: Path) -> None:
-    alone = tiny_run(corpus, tmp_path / "alone", **SLOW)
+@pytest.mark.parametrize("loss", ["attention", "bptt"])
+def test_two_processes_train_as_one_and_go_on_from_the_middle_of_an_update(
+    corpus: Corpus, tmp_path: Path, loss: str
+) -> None:
+    alone = tiny_run(corpus, tmp_path / "alone", model={"compression_loss": loss}, **SLOW)
     config, two = tmp_path / "config.toml", tmp_path / "two"
-    tables = {"model": MODEL, "train": {**TRAINING, **SLOW}}
+    tables = {"model": {**MODEL, "compression_loss": loss}, "train": {**TRAINING, **SLOW}}
     with config.open("w") as file:
         for name, table in tables.items():
-            print(f"[{name}]", *(f"{field} = {value}" for field, value in table.items()), sep="\n", file=file)
+            lines = (f"{field} = {json.dumps(value)}" for field, value in table.items())
+            print(f"[{name}]", *lines, sep="\n", file=file)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "compressive_transformer.cli", "train", str(config), str(corpus.path), str(two)]
     for part in (["--stop-at", "5"], ["--resume"]):
@@ -191,7 +219,7 @@ def test_two_processes_train_as_one_and_go_on_from_the_middle_of_an_update(corpu
             timeout=240,
         )
         assert done.returncode == 0, done.stderr
-    trained = tiny_model()
+    trained = tiny_model(compression_loss=loss)
     shared = load_file(two / f"resume/step-{STEPS:09}/training.safetensors")
     trained.load_state_dict(
         {name.removeprefix("model."): value for name, value in shared.items() if name.startswith("model.")}
@@ -274,6 +302,7 @@ def test_a_frozen_parameter_stays_frozen(corpus: Corpus, tmp_path: Path) -> None
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["embedding.weight"]
 
 
+@pytest.mark.filterwarnings("ignore::compressive_transformer.CompressiveWarning")
 @pytest.mark.parametrize(
     "fields",
     [
