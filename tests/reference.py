@@ -41,6 +41,16 @@ def of_layer(config, name, layer):
     return value[layer] if isinstance(value, tuple | list) else value
 
 
+def rotate(numbers, place):
+    """RoFormer's rotation: numbers k and k + d/2 as one complex number, times exp(i · place · 10,000^(-2k/d))."""
+    width = len(numbers)
+    turned = []
+    for k in range(width // 2):
+        angle = torch.tensor(place * 10_000 ** (-2 * k / width), dtype=torch.float64)
+        turned.append(torch.complex(numbers[k], numbers[k + width // 2]) * torch.polar(torch.ones_like(angle), angle))
+    return torch.stack([z.real for z in turned] + [z.imag for z in turned])
+
+
 class Lane:
     """One lane since its document began."""
 
@@ -94,29 +104,33 @@ class Lane:
         return out // rate, out // rate * rate
 
     def readable(self, layer):
-        """(state, distance, is compressed) of everything that the newest token may read, oldest first."""
+        """(state, place, is compressed) of everything that the newest token may read, oldest first.
+
+        Places are numbers of tokens; of compressed states, where they stand by the numbering.
+        """
         c, now = self.c, self.seen
         n_m, n_cm, rate = self.n_m[layer], self.n_cm[layer], self.rate[layer]
         committed = now - now % c.segment_length
         groups, first = self.counts(layer, committed)
         zero = torch.zeros(c.d_model, dtype=torch.float64)
         zeros = c.empty_slots == "zeros"
+        # Recent memory begins here, waiting states included, whether or not all its slots are filled yet.
+        border = committed - n_m - max(0, committed - n_m) % rate
         for g in range(groups - n_cm, groups):
             if g < 0 and not zeros:
                 continue
             if c.compressed_position == "span":
-                waiting = 0 if groups else max(0, committed - n_m)
-                end = committed - n_m - waiting if not groups else groups * rate
-                middle = end - (groups - g) * rate + (rate - 1) / 2
-                distance = now - middle
+                place = border - (groups - g) * rate + (rate - 1) / 2
+            elif c.position == "rotary":
+                place = border - (groups - g)  # one sequence with recent memory
             else:
-                distance = now % c.segment_length + groups - g
-            yield (self.groups[layer][g] if g >= 0 else zero), distance, True
+                place = committed - (groups - g)  # as if there were no recent memory
+            yield (self.groups[layer][g] if g >= 0 else zero), place, True
         if zeros:
             for token in range(committed - n_m, 0):
-                yield zero, now - token, False
+                yield zero, token, False
         for token in range(first, now + 1):
-            yield self.inputs[layer][token], now - token, False
+            yield self.inputs[layer][token], token, False
 
     def attention(self, layer):
         c, w, name = self.c, self.w, f"blocks.{layer}.attention"
@@ -128,15 +142,18 @@ class Lane:
         for head in range(c.n_heads):
             part = slice(head * width, (head + 1) * width)
             scores, values = [], []
-            for state, distance, compressed in read:
+            for state, place, compressed in read:
                 both = linear(w, f"{name}.key_value", state)
                 key, value = both[: c.d_model][part], both[c.d_model :][part]
+                values.append(value)
+                if c.position == "rotary":
+                    scores.append(rotate(query[part], self.seen) @ rotate(key, place) / math.sqrt(width))
+                    continue
                 own = "compressed_" if compressed and c.compressed_position == "unit" else ""
-                relative = linear(w, f"{name}.{own}position", sinusoid(distance, c.d_model))[part]
+                relative = linear(w, f"{name}.{own}position", sinusoid(self.seen - place, c.d_model))[part]
                 content = (query[part] + w[f"{name}.content_bias"][head]) @ key
                 position = (query[part] + w[f"{name}.{own}position_bias"][head]) @ relative
                 scores.append((content + position) / math.sqrt(width))
-                values.append(value)
             weights = torch.softmax(torch.stack(scores), 0)
             for back, received in enumerate(reversed(self.received[layer][first:])):
                 received.append(weights[-1 - back].item())  # recent memory and the segment are read last

@@ -15,6 +15,14 @@ from compressive_transformer.config import LayerMemory, ModelConfig
 from compressive_transformer.memory import Memory, SlotLayout
 from compressive_transformer.model import CompressiveTransformer
 
+# Each form of attention with each numbering of compressed slots.
+POSITIONS = [
+    {"position": position, "compressed_position": numbering}
+    for position in ("relative", "rotary")
+    for numbering in ("span", "unit")
+]
+each_position = pytest.mark.parametrize("position", POSITIONS, ids=lambda fields: "-".join(fields.values()))
+
 law = settings(deadline=None, derandomize=True, database=None)
 
 # Drawn by hypothesis: rates that divide the segment or do not, segments longer than memory, lengths of zero.
@@ -27,6 +35,7 @@ lengths = {
 variants = {
     "compression": st.sampled_from(["conv", "mean", "max", "dilated", "most-used", "attention"]),
     "compression_loss": st.sampled_from(["attention", "auto-encoding", "bptt"]),
+    "position": st.sampled_from(["relative", "rotary"]),
     "compressed_position": st.sampled_from(["span", "unit"]),
     "norm": st.sampled_from(["pre", "post"]),
     "empty_slots": st.sampled_from(["masked", "zeros"]),

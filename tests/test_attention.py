@@ -1,12 +1,12 @@
-"""Relative attention: two forms of one score, both equal to a loop over pairs."""
+"""Relative attention: two forms of one score, both equal to a loop over pairs. Rotary attention: rotations."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from compressive_transformer import attention
-from compressive_transformer.attention import masked_attention, relative_attention
+from compressive_transformer.attention import masked_attention, relative, relative_attention, rotated
+from reference import sinusoid
 from small import assert_close, random_tokens, small_model
 
 
@@ -148,7 +148,7 @@ def test_a_whole_model_is_the_same_with_either_form(position, monkeypatch):
         return [output.logits, *torch.autograd.grad(loss, list(model.parameters()))]
 
     ours = step()
-    monkeypatch.setattr(attention, "relative_attention", masked_attention)
+    monkeypatch.setattr(relative, "relative_attention", masked_attention)
     for one, other in zip(ours, step(), strict=True):
         assert_close(one, other)
 
@@ -161,3 +161,48 @@ def test_half_precision_is_close(form, dtype):
     mixed = form(content.to(dtype), keys.to(dtype), values.to(dtype), mask.to(dtype), halved)
     assert mixed.dtype == dtype
     assert_close(mixed.double(), relative_attention(content, keys, values, mask, grids), 0.05)
+
+
+# --- rotary ---
+
+
+def angles_of(places, width):
+    """`[1, place, width]`: all sines, then all cosines."""
+    return torch.stack([sinusoid(place, width) for place in places])[None]
+
+
+def test_each_pair_of_a_head_is_turned_by_its_angle():
+    states, places = torch.randn(2, 3, 2, 6).double(), [-7, 0, 2.5]
+    turned = rotated(states, angles_of(places, 6))
+    for at, place in enumerate(places):
+        for k in range(3):
+            angle = torch.tensor(place * 10_000 ** (-2 * k / 6), dtype=torch.float64)
+            matrix = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).view(2, 2)
+            assert_close(turned[:, at, :, [k, k + 3]], states[:, at, :, [k, k + 3]] @ matrix.T, 1e-14)
+
+
+def test_rotary_scores_depend_on_distances_only():
+    queries, keys = torch.randn(2, 1, 4, 1, 8).double()
+    scores = [
+        torch.einsum(
+            "bihd,bjhd->bhij",
+            rotated(queries, angles_of([moved + 3, moved + 4, moved + 5, moved + 6], 8)),
+            rotated(keys, angles_of([moved - 4.5, moved - 1, moved, moved + 6], 8)),
+        )
+        for moved in (0, 17, -1000)
+    ]
+    for moved in scores[1:]:
+        assert_close(moved, scores[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_states_in_half_precision_are_turned_in_single_precision(dtype):
+    states, angles = torch.randn(2, 4, 2, 8).to(dtype), angles_of([-900, -3, 0, 400], 8).float()
+    turned = rotated(states, angles)
+    assert turned.dtype == dtype
+    assert torch.equal(turned, rotated(states.float(), angles).to(dtype))
+
+
+def test_rotary_attention_has_projections_and_nothing_else():
+    names = {name for name, _ in small_model(position="rotary").blocks[0].attention.named_parameters()}
+    assert names == {"query.weight", "key_value.weight", "output.weight"}

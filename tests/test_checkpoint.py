@@ -47,6 +47,7 @@ def assert_same_model(actual: CompressiveTransformer, expected: CompressiveTrans
         {"compressed_position": "unit", "norm": "post"},
         {"compressed_length": 0},
         {"compressed_length": (4, 0), "memory_length": (0, 9), "compression_rate": (2, 5)},
+        {"position": "rotary"},
     ],
 )
 def test_a_model_comes_back_to_the_bit_and_ready_to_evaluate(
@@ -80,6 +81,13 @@ def test_a_run_is_three_files_that_others_can_read(run: Path) -> None:
     table = json.loads((run / "config.json").read_text())
     assert table["format"] == 1
     assert table["model"]["segment_length"] == 8
+
+
+def test_a_config_from_before_rotary_positions_is_one_of_relative_ones(run: Path) -> None:
+    table = json.loads((run / "config.json").read_text())
+    assert table["model"].pop("position") == "relative"
+    (run / "config.json").write_text(json.dumps(table))
+    assert_same_model(load(run)[0], tiny_model())
 
 
 def test_saving_again_replaces_what_was_there(run: Path) -> None:

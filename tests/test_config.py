@@ -45,6 +45,11 @@ def refuses(message):
         ({"dropout": "0.1"}, r"^dropout \('0.1'\) must be of type float$"),
         ({"compression": 3}, r"^compression \(3\) must be of type str$"),
         ({"norm": "middle"}, r"^norm \('middle'\) must be 'pre' or 'post'$"),
+        ({"position": "absolute"}, r"^position \('absolute'\) must be 'relative' or 'rotary'$"),
+        (
+            {"d_model": 60, "n_heads": 12, "position": "rotary"},
+            r"^d_model / n_heads \(5\) must be even, since position = 'rotary' .* that makes it so is 10$",
+        ),
         ({"compressed_position": "mean"}, r"^compressed_position \('mean'\) must be 'span' or 'unit'$"),
         ({"empty_slots": []}, r"^empty_slots \(\[\]\) must be 'masked' or 'zeros'$"),
         (

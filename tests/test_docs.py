@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from compressive_transformer import COMPRESSIONS, attention, cli
+from compressive_transformer import COMPRESSIONS, cli
+from compressive_transformer.attention import relative
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.corpus import Corpus
 from compressive_transformer.settings import from_mapping, read_settings
@@ -100,7 +101,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("moby-dick.txt", "chapter.txt"):
         (tmp_path / name).write_text(text[:300], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attention, "relative_attention", attention.relative_attention)
+    monkeypatch.setattr(relative, "relative_attention", relative.relative_attention)
     for name, compression in COMPRESSIONS.items():
         monkeypatch.setitem(COMPRESSIONS, name, compression)
     return tmp_path

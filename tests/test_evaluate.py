@@ -73,6 +73,12 @@ def test_the_number_of_lanes_does_not_change_the_score(
     assert found.total.nats == pytest.approx(expected.total.nats, rel=1e-6)
 
 
+def test_the_number_of_lanes_does_not_change_the_score_with_rotary_positions(corpus: Corpus) -> None:
+    rotary = small_model(**{"vocab_size": 257, **MODEL, "position": "rotary"}).eval()
+    one, three = (evaluate(rotary, corpus.test, batch=batch).documents for batch in (1, 3))
+    assert [found.nats for _, found in three] == pytest.approx([found.nats for _, found in one], rel=1e-6)
+
+
 def test_every_token_is_scored_once(model: CompressiveTransformer, corpus: Corpus, scored: Evaluation) -> None:
     counts = [document.tokens for document in corpus.test.documents]
     assert [found.tokens for _, found in scored.documents] == counts

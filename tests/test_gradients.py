@@ -13,12 +13,25 @@ from torch.func import functional_call
 from compressive_transformer.attention import HeadwiseAttention
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import next_token_loss
-from small import LAYERED, LEARNED, assert_close, configs, lanes_of, law, random_tokens, small_config, small_model
+from small import (
+    LAYERED,
+    LEARNED,
+    assert_close,
+    configs,
+    each_position,
+    lanes_of,
+    law,
+    random_tokens,
+    small_config,
+    small_model,
+)
 
 VARIANTS = [
     {},
     {"compressed_position": "unit", "norm": "post"},
     {"empty_slots": "zeros", "segment_length": 7, "memory_length": 2},
+    {"position": "rotary"},
+    {"position": "rotary", "compressed_position": "unit", "segment_length": 3, "norm": "post"},
 ]
 
 
@@ -45,6 +58,8 @@ def assert_same_gradients(actual, expected):
 @example(config=small_config(segment_length=7, memory_length=2, norm="post"), ages=(0, 4), length=14)
 @example(config=small_config(memory_length=0, compressed_position="unit"), ages=(5, 3), length=9)
 @example(config=small_config(**LAYERED["different rates"]), ages=(7, 12), length=9)
+@example(config=small_config(position="rotary"), ages=(9, 4), length=9)
+@example(config=small_config(position="rotary", compressed_position="unit", segment_length=3), ages=(0, 9), length=9)
 def test_all_gradients_equal_the_reference(config, ages, length):
     model, stream = small_model(config), random_tokens(2, 12 + length)
     lanes, memory = lanes_of(model, 2), None
@@ -112,18 +127,15 @@ def test_finite_differences_agree_with_the_compression_loss(layer, norm):
     assert torch.autograd.gradcheck(value, (parameter,))
 
 
+@each_position
 @pytest.mark.parametrize(
     "name",
-    [
-        "attention.key_value.weight",
-        "attention.position_bias",
-        "attention.position.weight",
-        "attention_norm.weight",
-    ],
+    ["attention.key_value.weight", "attention.position_bias", "attention.position.weight", "attention_norm.weight"],
 )
-@pytest.mark.parametrize("position", ["span", "unit"])
 def test_finite_differences_agree_with_the_task_loss(name, position):
-    model = small_model(compressed_position=position, d_model=4)
+    if position["position"] == "rotary":  # it has no parameters of its own
+        name = name.replace("position_bias", "query.weight").replace("position.weight", "output.weight")
+    model = small_model(**position, d_model=4)
     value, parameter = of_parameter(
         model, f"blocks.0.{name}", lambda output, tokens: next_token_loss(output.logits, tokens)
     )
@@ -302,12 +314,15 @@ def test_the_loss_does_not_depend_on_how_lanes_are_split():
     assert halves[0] != halves[1]
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong():
-    model, stream = small_model(), random_tokens(1, 8)
+@pytest.mark.parametrize(
+    ("position", "message"), [("relative", "once_differentiable"), ("rotary", "derivative .* is not implemented")]
+)
+def test_a_second_derivative_is_refused_rather_than_wrong(position, message):
+    model, stream = small_model(position=position), random_tokens(1, 8)
     loss = next_token_loss(model(stream).logits, stream)
     weight = model.blocks[0].attention.query.weight
     (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match=message):
         gradient.sum().backward()
 
 

@@ -165,6 +165,8 @@ def test_reading_changes_no_memory_in_place(fields):
         {"memory_length": 0, "compressed_position": "unit"},
         {**LAYERED["different rates"], "empty_slots": "zeros"},
         LAYERED["zero here and there"],
+        {"position": "rotary"},
+        {"position": "rotary", "compressed_position": "unit", "segment_length": 3},
     ],
 )
 @pytest.mark.parametrize("read", [22, 24])  # in the middle of a segment, and at its end

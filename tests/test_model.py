@@ -19,9 +19,11 @@ from compressive_transformer.model import CompressiveTransformer, next_token_los
 from small import (
     LAYERED,
     LEARNED,
+    POSITIONS,
     assert_close,
     assert_same_memory,
     configs,
+    each_position,
     lanes_of,
     law,
     layered,
@@ -59,14 +61,17 @@ def assert_memory_is_that_of_the_reference(model, memory, lanes):
 @example(config=small_config(segment_length=7, memory_length=2), ages=(0, 8), length=14)
 @example(config=small_config(segment_length=5, memory_length=0, compression_rate=4), ages=(3, 12), length=10)
 @example(config=small_config(segment_length=1, memory_length=3, compressed_position="unit"), ages=(6, 9), length=1)
+@example(config=small_config(position="rotary", compressed_position="unit"), ages=(12, 5), length=12)
+@example(config=small_config(position="rotary", empty_slots="zeros"), ages=(0, 11), length=12)
+@example(config=small_config(position="rotary", compressed_position="unit", segment_length=3), ages=(9, 2), length=9)
 def test_logits_memory_and_compression_loss_equal_the_reference(config, ages, length):
     check_against_the_reference(config, ages, length)
 
 
 @layered
-@pytest.mark.parametrize("position", ["span", "unit"])
+@each_position
 def test_layers_of_different_sizes_equal_the_reference_too(fields, position):
-    check_against_the_reference(small_config(**fields, compressed_position=position), (12, 5), 26)
+    check_against_the_reference(small_config(**fields, **position), (12, 5), 26)
 
 
 def check_against_the_reference(config, ages, length):
@@ -90,9 +95,11 @@ def check_against_the_reference(config, ages, length):
         assert output.compression_loss == 0
 
 
+@pytest.mark.parametrize("position", ["relative", "rotary"])
 @pytest.mark.parametrize(("memory_length", "segment_length"), [(0, 3), (2, 5), (5, 5), (7, 3)])
-def test_without_compressed_memory_the_model_is_a_transformer_xl(memory_length, segment_length):
+def test_without_compressed_memory_the_model_is_a_transformer_xl(memory_length, segment_length, position):
     sizes = {"memory_length": memory_length, "segment_length": segment_length, "compressed_length": 0}
+    sizes["position"] = position
     model, tokens = small_model(**sizes), random_tokens(1, 14)
     with torch.no_grad():
         expected = lanes_of(model, 1)[0].read(tokens[0].tolist())[None]
@@ -133,11 +140,11 @@ def test_figure_1_each_step_turns_three_evicted_states_into_one():
 
 
 @pytest.mark.parametrize("segment_length", [3, 4])  # a multiple of the compression rate, and none
-@pytest.mark.parametrize("position", ["span", "unit"])
+@each_position
 @pytest.mark.parametrize("compression", sorted(COMPRESSIONS))
 def test_one_token_at_a_time_equals_chunks_equals_whole_segments(compression, position, segment_length):
     rng = random.Random(0)
-    model = small_model(compression=compression, compressed_position=position, segment_length=segment_length)
+    model = small_model(compression=compression, **position, segment_length=segment_length)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("compression" in name)  # else nobody computes a compression loss
     length = 20 * segment_length
@@ -159,9 +166,9 @@ def test_one_token_at_a_time_equals_chunks_equals_whole_segments(compression, po
 
 
 @layered
-@pytest.mark.parametrize("position", ["span", "unit"])
+@each_position
 def test_layers_of_different_sizes_may_be_read_in_any_chunks_too(fields, position):
-    rng, model, stream = random.Random(0), small_model(**fields, compressed_position=position), random_tokens(2, 50)
+    rng, model, stream = random.Random(0), small_model(**fields, **position), random_tokens(2, 50)
     together = model(stream)
     for pieces in ([[1, 1]] * 50, ragged_pieces(rng, 2, 50, 9)):
         logits, memory, loss = read_in_pieces(model, stream, pieces, padding=rng.randint(0, 2))
@@ -184,16 +191,17 @@ def test_one_number_for_all_layers_is_the_same_number_for_each_to_the_bit():
         (SAME_IN_BOTH_LAYERS, 1),
         ({"n_layers": 5, "memory_length": (5, 5, 2, 5, 2)}, 2),
         (LAYERED["different rates"], 3),
+        ({"n_layers": 5, "position": "rotary"}, 1),
     ],
 )
 def test_places_are_computed_once_for_all_layers_of_one_layout(fields, layouts, monkeypatch):
-    model, computed, compute = small_model(**fields), [], model_module.relative_positions
+    model, computed, compute = small_model(**fields), [], model_module.chunk_positions
 
     def counted(config, layout, **chunk):
         computed.append(layout)
         return compute(config, layout, **chunk)
 
-    monkeypatch.setattr(model_module, "relative_positions", counted)
+    monkeypatch.setattr(model_module, "chunk_positions", counted)
     model(random_tokens(1, 4))
     assert len(computed) == len(set(computed)) == layouts
 
@@ -210,10 +218,10 @@ def test_random_ragged_chunks_equal_one_call(config, seed):
     assert_close(loss, together.compression_loss)
 
 
-@pytest.mark.parametrize("position", ["span", "unit"])
+@each_position
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_what_padding_holds_and_how_wide_it_is_changes_nothing_now_or_later(length, position):
-    model, stream = small_model(compressed_position=position), random_tokens(2, 60)
+    model, stream = small_model(**position), random_tokens(2, 60)
     start, lengths = model(stream[:, :22]).memory, torch.tensor([2, length])
     for width in (3, 40):
         seen = []
@@ -265,7 +273,7 @@ def test_a_token_changes_no_logit_before_it_and_its_own(config, changed):
     assert (difference[changed:until] > 1e-12).all()
 
 
-@pytest.mark.parametrize("position", ["span", "unit"])
+@each_position
 @pytest.mark.parametrize(
     "fields",
     [
@@ -277,7 +285,7 @@ def test_a_token_changes_no_logit_before_it_and_its_own(config, changed):
     ids=str,
 )
 def test_a_token_reaches_as_far_as_the_temporal_range_and_no_further(fields, position):
-    model = small_model(compressed_position=position, **fields)
+    model = small_model(**position, **fields)
     config, tokens = model.config, random_tokens(1, 80)
     now = 76  # the first token of the last segment
     reach = config.temporal_range
@@ -289,12 +297,21 @@ def test_a_token_reaches_as_far_as_the_temporal_range_and_no_further(fields, pos
         assert bool((model(other).logits[0, now] != logits).any()) == reaches
 
 
-@pytest.mark.parametrize("position", ["span", "unit"])
+@each_position
 def test_the_same_tokens_later_in_a_stream_give_the_same_logits(position):
     # Segments and groups must begin at the same tokens, and all that is older must be forgotten.
-    model, tokens = small_model(compressed_position=position), random_tokens(1, 72)
+    model, tokens = small_model(**position), random_tokens(1, 72)
     shifted = torch.cat([random_tokens(1, 12, seed=1), tokens], dim=1)
     assert_close(model(tokens).logits[:, -12:], model(shifted).logits[:, -12:], 1e-12)
+
+
+def test_rotary_slots_of_one_token_stand_at_that_token_in_either_numbering():
+    # With rate 1 and c = identity nothing is compressed: one long recent memory.
+    fields, tokens = {"position": "rotary", "compression_rate": 1, "compression": "mean"}, random_tokens(2, 60)
+    span, unit = (small_model(**fields, compressed_position=numbering) for numbering in ("span", "unit"))
+    longer = small_model(position="rotary", memory_length=8, compressed_length=0)
+    assert torch.equal(span(tokens).logits, unit(tokens).logits)
+    assert_close(span(tokens).logits, longer(tokens).logits, 1e-12)
 
 
 @settings(law, max_examples=10)
@@ -324,7 +341,7 @@ def with_garbage(model, memory):
     return replace(memory, **{tier: tuple(states) for tier, states in tiers.items()})
 
 
-@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit"}, *LAYERED.values()], ids=str)
+@pytest.mark.parametrize("fields", [*POSITIONS, *LAYERED.values()], ids=str)
 @pytest.mark.parametrize("ages", [(0, 0), (0, 14), (3, 22)])
 def test_an_empty_slot_gives_exactly_what_a_masked_one_gives(ages, fields):
     model, stream = small_model(**fields), random_tokens(2, 70)
@@ -333,6 +350,20 @@ def test_an_empty_slot_gives_exactly_what_a_masked_one_gives(ages, fields):
     assert torch.equal(output.logits, other.logits)
     assert torch.equal(output.compression_loss, other.compression_loss)
     assert_same_memory(model, output.memory, other.memory, 0.0)  # all slots are filled by now
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("position", ["relative", "rotary"])
+def test_a_large_memory_that_is_still_empty_is_like_none_at_all(position, dtype):
+    # Whole blocks of slots are masked then, which fused kernels have to take.
+    fields, tokens = {"position": position, "segment_length": 16}, random_tokens(2, 16)
+    model = small_model(memory_length=1100, compressed_length=1100, **fields).to(dtype)
+    found, parameters = [], list(model.blocks[0].attention.parameters())
+    for each in (model, with_lengths(model, memory_length=0, compressed_length=0)):
+        loss = next_token_loss(each(tokens).logits, tokens)
+        found.append([loss, *torch.autograd.grad(loss, parameters)])
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, 1e-12 if dtype == torch.float64 else 1e-5)
 
 
 @settings(law, max_examples=20)
@@ -366,6 +397,7 @@ def test_each_filled_slot_is_read_and_no_other(config, age):
         {"compressed_position": "unit"},
         {"compression": "mean", "norm": "post"},
         {"compression_rate": (2, 3), "compressed_length": (1, 4)},
+        {"position": "rotary"},
     ],
     ids=str,
 )
@@ -428,9 +460,11 @@ def test_nothing_that_depends_on_data_is_kept_in_the_module():
     assert not list(model.buffers())
 
 
-@pytest.mark.parametrize("compression", sorted(COMPRESSIONS))
-def test_a_model_built_on_the_meta_device_works_once_weights_are_assigned(compression):
-    model, tokens = small_model(compression=compression), random_tokens(2, 30)
+@pytest.mark.parametrize(
+    "fields", [{"compression": name} for name in sorted(COMPRESSIONS)] + [{"position": "rotary"}], ids=str
+)
+def test_a_model_built_on_the_meta_device_works_once_weights_are_assigned(fields):
+    model, tokens = small_model(**fields), random_tokens(2, 30)
     with torch.device("meta"):
         empty = CompressiveTransformer(model.config)
     assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
@@ -438,15 +472,19 @@ def test_a_model_built_on_the_meta_device_works_once_weights_are_assigned(compre
     assert torch.equal(empty(tokens).logits, model(tokens).logits)
 
 
+@pytest.mark.parametrize("position", ["relative", "rotary"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_has_the_dtype_of_the_parameters(dtype):
-    model = small_model().to(dtype)
+def test_memory_has_the_dtype_of_the_parameters(dtype, position):
+    model = small_model(position=position).to(dtype)
     output = model(random_tokens(2, 30))
     assert output.logits.dtype == dtype
     assert {states.dtype for states in output.memory.recent + output.memory.compressed} == {dtype}
 
 
-@pytest.mark.parametrize("fields", [{}, {"norm": "post", "compressed_position": "unit"}, {"compression": "mean"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"norm": "post", "compressed_position": "unit"}, {"compression": "mean"}, {"position": "rotary"}],
+)
 def test_bf16_autocast_is_close_to_fp32_and_finite_and_keeps_memory_in_fp32(fields):
     model, tokens = small_model(**fields).float(), random_tokens(2, 44)
     exact = model(tokens)
@@ -467,11 +505,17 @@ def test_bf16_autocast_is_close_to_fp32_and_finite_and_keeps_memory_in_fp32(fiel
         assert parameter.grad.isfinite().all()
 
 
-def test_inference_mode_leaves_nothing_behind_that_training_could_not_use():
-    model, tokens = (
-        small_model(d_model=6),
-        random_tokens(2, 30),
-    )  # a width no other test uses: nothing is cached yet
+# Widths that no other test uses: nothing is cached yet.
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"d_model": 6},
+        {"d_model": 12, "position": "rotary"},
+        {"d_model": 20, "position": "rotary", "compressed_length": 0},
+    ],
+)
+def test_inference_mode_leaves_nothing_behind_that_training_could_not_use(fields):
+    model, tokens = small_model(**fields), random_tokens(2, 30)
     with torch.inference_mode():
         logits = model(tokens).logits
     output = model(tokens)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import reference
 from compressive_transformer.memory import SlotLayout
-from compressive_transformer.positions import relative_positions
+from compressive_transformer.positions import relative_positions, rotary_positions
 from small import LAYERED, assert_close, configs, law, small_config
 
 
-def positions_of(config, seen, lengths, chunk, layer=0):
+def positions_of(config, seen, lengths, chunk, layer=0, form=relative_positions):
     """Positions for lanes that have seen `seen` tokens and read `lengths` of a chunk."""
-    return relative_positions(
+    return form(
         config,
         SlotLayout.of(config, layer),
         seen=torch.tensor(seen),
@@ -85,6 +86,78 @@ def test_each_query_sees_exactly_the_slots_before_it_at_their_distance(config, s
     lengths = [rng.randint(0, config.segment_length - count % config.segment_length) for count in seen]
     for layer in range(config.n_layers):
         check_positions(config, layer, seen, lengths, max(1, *lengths, 1) + padding)
+
+
+def places_counted(config, layout, seen, width):
+    """The place of each slot from the segment's first token on, None where no token stands there."""
+    compressed, recent = layout.slot_spans(seen)
+    committed = seen - seen % config.segment_length
+    if config.compressed_position == "span":
+        places = [sum(span) / len(span) - committed if span else None for span in compressed + recent]
+    else:
+        # One sequence: what is filled, counted back from the segment.
+        filled = sum(map(bool, compressed + recent))
+        numbers = iter(range(-filled, 0))
+        places = [next(numbers) if span else None for span in compressed + recent]
+    return [*places, *range(width)]
+
+
+def check_angles(config, layer, seen, lengths, chunk):
+    forms, layout = (rotary_positions, relative_positions), SlotLayout.of(config, layer)
+    positions, relative = (positions_of(config, seen, lengths, chunk, layer, form) for form in forms)
+    assert torch.equal(positions.mask, relative.mask[:, :chunk])
+    width = config.d_model // config.n_heads
+    queries, slots = (angles.expand(len(seen), -1, -1) for angles in (positions.queries, positions.slots))
+    segment = slots.shape[1] - layout.compressed_length - layout.recent_length
+    for lane, (before, length) in enumerate(zip(seen, lengths, strict=True)):
+        for query in range(length):
+            expected = reference.sinusoid(before % config.segment_length + query, width)
+            assert_close(queries[lane, query], expected, 1e-12)
+        for slot, place in enumerate(places_counted(config, layout, before, segment)):
+            if place is not None:
+                assert_close(slots[lane, slot], reference.sinusoid(place, width), 1e-12)
+
+
+@settings(law, max_examples=50)
+@given(
+    config=configs,
+    seen=st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+    padding=st.sampled_from([0, 0, 3, 30]),
+)
+@example(config=small_config(compressed_position="unit"), seen=[20, 24, 28], seed=0, padding=0)
+def test_rotary_angles_are_those_of_the_places_of_queries_and_slots(config, seen, seed, padding):
+    rng = random.Random(seed)
+    lengths = [rng.randint(0, config.segment_length - count % config.segment_length) for count in seen]
+    for layer in range(config.n_layers):
+        check_angles(config, layer, seen, lengths, max(1, *lengths, 1) + padding)
+
+
+@pytest.mark.parametrize("numbering", ["span", "unit"])
+def test_angles_stay_exact_and_small_however_long_the_stream_is(numbering):
+    config = small_config(segment_length=4, compression_rate=3, compressed_position=numbering)
+    near, far = (positions_of(config, [seen], [4], 4, form=rotary_positions) for seen in (36, 36 + 12 * 10**12))
+    assert torch.equal(near.queries, far.queries)
+    assert torch.equal(near.slots, far.slots)
+    assert torch.equal(near.mask, far.mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_angles_are_exact_in_single_precision_at_least(dtype):
+    like, seen, lengths = torch.empty(0, dtype=dtype), torch.tensor([9000]), torch.tensor([1])
+    config = small_config(memory_length=3000, compressed_length=3000, compression_rate=2)
+    positions = rotary_positions(config, SlotLayout.of(config, 0), seen=seen, lengths=lengths, chunk=1, like=like)
+    exact = rotary_positions(config, SlotLayout.of(config, 0), seen=seen, lengths=lengths, chunk=1, like=like.double())
+    assert positions.slots.dtype == torch.float32
+    assert torch.equal(positions.slots, exact.slots.float())
+
+
+def test_rotary_lanes_of_one_phase_share_their_angles():
+    config = small_config()
+    positions = positions_of(config, [14, 14, 18], [2, 2, 2], 2, form=rotary_positions)
+    assert positions.queries.shape[0] == 1
+    assert positions.slots.shape[0] == 3  # other numbers of states wait
+    assert positions_of(config, [38, 50], [2, 2], 2, form=rotary_positions).slots.shape[0] == 1
 
 
 def test_distances_stay_exact_and_small_however_long_the_stream_is():

@@ -67,6 +67,15 @@ def test_reading_in_pieces_is_reading_in_one_go(model: CompressiveTransformer, s
     assert one.write(30, temperature=0) == other.write(30, temperature=0)
 
 
+def test_rotary_positions_stay_right_from_segment_to_segment() -> None:
+    model = small_model(**{"vocab_size": 257, **MODEL, "position": "rotary"}).eval()
+    one, other = read(model, *TEXT), read(model, TEXT)  # letter by letter
+    assert_same_memory(model, one.memory, other.memory)
+    text = one.write(30, temperature=0)
+    assert text == other.write(30, temperature=0)
+    assert_close(next_logits(one), next_logits(other))
+
+
 def test_reading_nothing_begins_a_document_and_no_more(model: CompressiveTransformer) -> None:
     stream = read(model, "", "", TEXT, "")
     assert stream.memory.seen.tolist() == [1 + len(TEXT.encode())]

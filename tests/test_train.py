@@ -284,7 +284,7 @@ def test_a_weight_on_the_compression_loss_never_changes_what_the_network_becomes
             assert torch.equal(models[2][name], first) == bool(training), name
 
 
-@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit", "norm": "post"}])
+@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit", "norm": "post"}, {"position": "rotary"}])
 def test_every_parameter_learns(corpus: Corpus, tmp_path: Path, fields: dict[str, Any]) -> None:
     start = dict(tiny_model(**fields).named_parameters())
     model = tiny_run(corpus, tmp_path / "run", model=fields)

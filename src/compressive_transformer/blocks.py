@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from .attention import RelativeAttention
+from .attention import build_attention
 from .compression import Decoder, attention_reconstruction, auto_encoding, build_compression, mean_and_relative
 from .config import ModelConfig
 from .memory import (
@@ -60,7 +60,7 @@ class Block(nn.Module):
         self.pre_norm = config.norm == "pre"
         self.compression_loss = config.compression_loss
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = RelativeAttention(config, layer)
+        self.attention = build_attention(config, layer)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = nn.Sequential(
             nn.Linear(config.d_model, config.d_ff), nn.GELU(), nn.Linear(config.d_ff, config.d_model)

@@ -59,6 +59,8 @@ class ModelConfig:
     compression_loss: Literal["attention", "auto-encoding", "bptt", "none"] = "attention"
     """What trains f_c: attention reconstruction (Algorithm 2), auto-encoding, the task loss through compressed
     memory (bptt), or nothing."""
+    position: Literal["relative", "rotary"] = "relative"
+    """How attention knows places: sinusoids of distances (Transformer-XL) or rotated queries and keys (RoFormer)."""
     compressed_position: Literal["span", "unit"] = "span"
     """Where a compressed slot stands: at the mean of the tokens that it replaces, or one step a slot."""
     norm: Literal["pre", "post"] = "pre"
@@ -85,6 +87,12 @@ class ModelConfig:
         if self.d_model % 2:
             raise CompressiveError(
                 f"d_model ({self.d_model}) must be even, since positions are pairs of a sine and a cosine"
+            )
+        if self.position == "rotary" and self.d_model // self.n_heads % 2:
+            nearest = _nearest_divisor(self.d_model // 2, self.n_heads)
+            raise CompressiveError(
+                f"d_model / n_heads ({self.d_model // self.n_heads}) must be even, since position = 'rotary' turns "
+                f"pairs of numbers of a head; the nearest n_heads that makes it so is {nearest}"
             )
         if self.dropout >= 1:
             raise CompressiveError(f"dropout ({self.dropout}) must be in [0, 1)")

@@ -13,7 +13,7 @@ from .blocks import Block, Chunk, Tiers
 from .config import ModelConfig, PerLayer
 from .errors import CompressiveError, CompressiveWarning
 from .memory import Memory, SlotLayout, empty_memory
-from .positions import relative_positions
+from .positions import chunk_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class CompressiveTransformer(nn.Module):
         weight, after = self.embedding.weight, memory.seen + lengths
         chunks = {}
         for layout in set(self.layouts):  # all layers of a layout share one computation
-            positions = relative_positions(
+            positions = chunk_positions(
                 self.config, layout, seen=memory.seen, lengths=lengths, chunk=tokens.shape[1], like=weight
             )
             chunks[layout] = Chunk(layout, memory.seen, after, positions)

@@ -1,4 +1,4 @@
-"""Where queries and slots stand: which slots may be read, and at which distances.
+"""Where queries and slots stand: which slots may be read, and at which distances or places.
 
 Slots sit at fixed places relative to the segment, so all this follows from `seen` alone, is the same in all layers
 of one layout, and distances stay small however long the stream is.
@@ -38,21 +38,48 @@ class Positions:
 
     mask: Tensor
     """0 where a query may read a slot, else -inf: `[1 or batch, query, slot]`."""
+
+
+@dataclass(frozen=True)
+class RelativePositions(Positions):
+    """Places as distances between queries and slots."""
+
     grids: tuple[Grid, ...]
     """Compressed slots (where there are any), then recent slots and segment as one region."""
     queries: int
     """Queries, padded to a multiple of the largest step."""
 
 
-def relative_positions(
+@dataclass(frozen=True)
+class RotaryPositions(Positions):
+    """Places as angles, those of the segment's first token being 0.
+
+    One angle a pair of numbers of a head: all sines, then all cosines, in single precision at least.
+    """
+
+    queries: Tensor
+    """`[1 or batch, query, d_head]`."""
+    slots: Tensor
+    """`[1 or batch, slot, d_head]`."""
+
+
+def chunk_positions(
     config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
 ) -> Positions:
     """Places of a chunk of at most one segment, in layers of one layout, read by lanes that have seen `seen [batch]`.
 
     Lane b reads `lengths[b]` of `chunk` tokens, which complete at most its current segment. Slots are those
     of [compressed | recent | segment], the segment as wide as `SlotLayout.segment_width` says. `like` gives
-    dtype and device.
+    dtype and device. The form is the one that the config's `position` names.
     """
+    form = rotary_positions if config.position == "rotary" else relative_positions
+    return form(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like)
+
+
+def relative_positions(
+    config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
+) -> RelativePositions:
+    """Places for `RelativeAttention`; the arguments are those of `chunk_positions`."""
     pending = layout.pending(seen)
     width = layout.segment_width(before=seen, after=seen + lengths)
     span = config.compressed_position == "span"
@@ -64,7 +91,44 @@ def relative_positions(
     if layout.compressed_length:
         offsets = pending + layout.waiting(seen) if span else pending
         grids.insert(0, _compressed_grid(config, layout, offsets, queries, step, like))
-    return Positions(_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
+    return RelativePositions(_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
+
+
+def rotary_positions(
+    config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
+) -> RotaryPositions:
+    """Places for `RotaryAttention`; the arguments are those of `chunk_positions`."""
+    width = layout.segment_width(before=seen, after=seen + lengths)
+    # From the oldest recent slot to the end of the segment; padding beyond a segment stands at its last token.
+    table = _angles(config, -layout.recent_length, layout.recent_length + layout.segment_length, like)
+    places = (_common(layout.pending(seen))[:, None] + torch.arange(chunk)).clamp(max=layout.segment_length - 1)
+    slots = [table[None, : layout.recent_length + width]]
+    if layout.compressed_length:
+        slots.insert(0, _compressed_angles(config, layout, _common(layout.waiting(seen)), like))
+    lanes = slots[0].shape[0]
+    return RotaryPositions(
+        mask=_mask(config, layout, seen, chunk, width, like),
+        queries=table[(layout.recent_length + places).to(like.device)],
+        slots=torch.cat([part.expand(lanes, -1, -1) for part in slots], dim=1),
+    )
+
+
+def _compressed_angles(config: ModelConfig, layout: SlotLayout, waiting: Tensor, like: Tensor) -> Tensor:
+    """Angles of compressed slots `[1 or batch, slot, d_head]` in lanes where `waiting [1 or batch]` states wait."""
+    # Both numberings begin where recent memory ends, n_m + r states before the segment, so that no two states
+    # stand at one place and no place is left out. Span: steps of c, each slot at the mean of its c tokens.
+    # Unit: steps of one, as if the slots were tokens themselves.
+    rate = layout.compression_rate if config.compressed_position == "span" else 1
+    steps = rate * (layout.compressed_length - 1)
+    oldest = layout.memory_length + layout.waiting_length + (rate + 1) / 2 + steps
+    table = _angles(config, -oldest, layout.waiting_length + steps + 1, like)
+    places = layout.waiting_length - waiting[:, None] + rate * torch.arange(layout.compressed_length)
+    return table[places.to(like.device)]
+
+
+def _angles(config: ModelConfig, first: float, count: int, like: Tensor) -> Tensor:
+    precise = torch.promote_types(like.dtype, torch.float32)
+    return _sinusoids(config.d_model // config.n_heads, first, count, precise, like.device)
 
 
 def _recent_grid(
@@ -126,15 +190,23 @@ def _age(slots: int) -> Tensor:
     return slots - 1 - torch.arange(slots)
 
 
+def _common(counts: Tensor) -> Tensor:
+    """One number instead of `counts [batch]` where all lanes have the same."""
+    return counts[:1] if bool((counts == counts[0]).all()) else counts
+
+
 def _distinct(offsets: Tensor) -> tuple[Tensor, Tensor | None]:
     distinct, lanes = torch.unique(offsets, return_inverse=True)
     return distinct, (lanes if len(distinct) > 1 else None)
 
 
 @lru_cache(maxsize=128)  # two tables a layout, and a deep model may have as many layouts as layers
-def _sinusoids(d_model: int, first: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows [sin(d · w), cos(d · w)] for the distances d = first, first + 1, ... (Dai et al. 2019)."""
+def _sinusoids(width: int, first: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows [sin(d · w), cos(d · w)] for the distances or places d = first, first + 1, ... (Dai et al. 2019).
+
+    There are width / 2 frequencies w = 10,000^(-2k / width), in RoFormer's angles as in sinusoids.
+    """
     distances = first + torch.arange(count, dtype=torch.float64)
-    frequencies = 10_000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    frequencies = 10_000.0 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = distances[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1).to(device, dtype)

@@ -7,7 +7,6 @@ One function, `relative_attention`, has two forms of the same score; `docs/atten
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,24 +14,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .config import ModelConfig
-from .positions import Grid, Positions
-
-Observer = Callable[[Tensor], None]
-"""What may look at attention: it is told each head's weights `[batch, query, slot]`, outside of any graph."""
+from ..config import ModelConfig
+from ..positions import Grid, RelativePositions
+from .base import Attention, Observer, tell_weights
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(Attention):
     """Multi-head attention whose scores depend on content and on distance, never on absolute place."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.n_heads = config.n_heads
-        self.d_head = config.d_model // config.n_heads
-        self.query = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=False)
+        super().__init__(config)
         self.position = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
         self.position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
         # "unit" as the paper's authors have it: compressed slots get a projection and a bias of their own.
@@ -42,7 +34,9 @@ class RelativeAttention(nn.Module):
             self.compressed_position = nn.Linear(config.d_model, config.d_model, bias=False)
             self.compressed_position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
 
-    def forward(self, states: Tensor, slots: Tensor, positions: Positions, observe: Observer | None = None) -> Tensor:
+    def forward(
+        self, states: Tensor, slots: Tensor, positions: RelativePositions, observe: Observer | None = None
+    ) -> Tensor:
         """Attention of `states [batch, query, d_model]` over `slots [batch, slot, d_model]`: as states.
 
         `slots` holds [compressed | recent | segment], the segment's own states included. `observe` is told the
@@ -61,21 +55,6 @@ class RelativeAttention(nn.Module):
         mixed_output: Tensor = self.output(mixed[:, :chunk].flatten(2))
         return mixed_output
 
-    def keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots, `[batch, slot, head, d_head]` each."""
-        keys, values = self.key_value(slots).chunk(2, dim=-1)
-        return self._heads(keys), self._heads(values)
-
-    def frozen_queries(self, states: Tensor) -> Tensor:
-        """Scaled queries `[batch, head, query, d_head]` for Algorithm 2, without any gradient."""
-        queries = functional.linear(states, self.query.weight).detach()
-        return self._scaled(self._heads(queries), queries).transpose(1, 2)
-
-    def frozen_keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[batch, head, slot, d_head]` of which only `slots` take gradient (Algorithm 2)."""
-        keys, values = functional.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
-        return self._heads(keys).transpose(1, 2), self._heads(values).transpose(1, 2)
-
     def _relative(self, queries: Tensor, grid: Grid, *, compressed: bool) -> tuple[Tensor, Tensor, int]:
         """Queries `[step, batch, a, head, d_head]`, rows `[step, 1 or batch, row, head, d_head]`, slots."""
         own = compressed and self.own_compressed_position
@@ -88,14 +67,6 @@ class RelativeAttention(nn.Module):
         step = rows.shape[0]
         grouped = shifted.unflatten(1, (-1, step)).permute(2, 0, 1, 3, 4)  # i = step * a + b -> [b, batch, a, ...]
         return grouped.contiguous(), rows, grid.slots
-
-    def _heads(self, states: Tensor) -> Tensor:
-        heads: Tensor = states.unflatten(-1, (self.n_heads, self.d_head))
-        return heads
-
-    def _scaled(self, queries: Tensor, like: Tensor) -> Tensor:
-        scale: float = self.d_head**-0.5
-        return (queries * scale).to(like.dtype)
 
 
 def relative_attention(
@@ -137,11 +108,8 @@ def masked_attention(
         blocks.append(view.permute(2, 0, 3, 1, 4).flatten(2, 3))
     bias = torch.cat(blocks, dim=-1) + mask[:, None]
     content, keys, values = (states.transpose(1, 2) for states in (content, keys, values))
-    if observe is not None:  # fused kernels keep their weights to themselves
-        with torch.no_grad():
-            weights = torch.softmax(content @ keys.transpose(2, 3) + bias, dim=-1)
-        for head in weights.unbind(1):
-            observe(head)
+    if observe is not None:
+        tell_weights(observe, content, keys, bias)
     mixed = functional.scaled_dot_product_attention(content, keys, values, attn_mask=bias, scale=1.0)
     return mixed.transpose(1, 2)
 

@@ -1,0 +1,64 @@
+"""What every form of attention shares: its projections, and their use as constants in Algorithm 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..config import ModelConfig
+
+Observer = Callable[[Tensor], None]
+"""What may look at attention: it is told each head's weights `[batch, query, slot]`, outside of any graph."""
+
+
+class Attention(nn.Module):
+    """Projections of multi-head attention; a subclass adds how scores depend on positions.
+
+    Queries, keys and values are made anew from hidden states at each call, so a slot is always read at the
+    place where it stands now.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.d_head = config.d_model // config.n_heads
+        self.query = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=False)
+        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots, `[batch, slot, head, d_head]` each."""
+        keys, values = self.key_value(slots).chunk(2, dim=-1)
+        return self._heads(keys), self._heads(values)
+
+    def frozen_queries(self, states: Tensor) -> Tensor:
+        """Scaled queries `[batch, head, query, d_head]` for Algorithm 2, without any gradient.
+
+        That loss compares what attention finds by content: neither queries nor keys know positions there, and
+        none is rotated.
+        """
+        queries = functional.linear(states, self.query.weight).detach()
+        return self._scaled(self._heads(queries), queries).transpose(1, 2)
+
+    def frozen_keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[batch, head, slot, d_head]` of which only `slots` take gradient (Algorithm 2)."""
+        keys, values = functional.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
+        return self._heads(keys).transpose(1, 2), self._heads(values).transpose(1, 2)
+
+    def _heads(self, states: Tensor) -> Tensor:
+        heads: Tensor = states.unflatten(-1, (self.n_heads, self.d_head))
+        return heads
+
+    def _scaled(self, queries: Tensor, like: Tensor) -> Tensor:
+        scale: float = self.d_head**-0.5
+        return (queries * scale).to(like.dtype)
+
+
+@torch.no_grad()
+def tell_weights(observe: Observer, queries: Tensor, keys: Tensor, mask: Tensor) -> None:
+    """Tell `observe` what fused kernels keep to themselves; `[batch, head, place, d_head]`, queries scaled."""
+    for head in torch.softmax(queries @ keys.transpose(2, 3) + mask, dim=-1).unbind(1):
+        observe(head)
