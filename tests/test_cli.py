@@ -288,9 +288,18 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
         if argument in groups:
             assert all(f"--{field.replace('_', '-')}" in done.out for field in groups[argument].__dataclass_fields__)
         elif argument != "return":
-            shown = {"settings": "--set", "source": "SOURCE", "config": "CONFIG", "data": "DATA", "run": "RUN"}
+            shown = {
+                "settings": "--set",
+                "plan": "PLAN",
+                "source": "SOURCE",
+                "config": "CONFIG",
+                "data": "DATA",
+                "run": "RUN",
+            }
             shown |= {"first": "FIRST", "second": "SECOND"}
-            flag = "OUT" if (name, argument) == ("prepare", "out") else f"--{argument.replace('_', '-')}"
+            flag = (
+                "OUT" if argument == "out" and name in ("prepare", "experiment") else f"--{argument.replace('_', '-')}"
+            )
             assert shown.get(argument, flag) in done.out, argument
     assert function.__doc__ is not None
     assert function.__doc__.splitlines()[0].split(",")[0][:40] in " ".join(done.out.split())

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.resources import files
 from itertools import pairwise
@@ -24,6 +25,7 @@ from compressive_transformer import COMPRESSIONS, cli
 from compressive_transformer.attention import relative
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.corpus import Corpus
+from compressive_transformer.experiment.plan import read_plan
 from compressive_transformer.settings import from_mapping, read_settings
 from runs import write_books
 
@@ -49,6 +51,14 @@ SMALLER = {
 SMALLER_SETTINGS = {
     "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "segment_length": 16, "memory_length": 16},
     "train": {"steps": 3, "batch": 2, "warmup": 1, "validate_every": 3, "sample_every": 0},
+}
+
+SMALLER_PLAN = {
+    "seeds = [0, 1, 2]": "seeds = [0]",
+    "d_model = 128": "d_model = 16",
+    "steps = 2000": "steps = 2",
+    "warmup = 100": "warmup = 1",
+    "validate_every = 250": "validate_every = 2",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -195,11 +205,33 @@ def test_the_commands_of_the_evaluation_page_run_one_after_another(
     assert all(printed)
 
 
+def test_the_commands_of_the_page_of_experiments_run_one_after_another(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    page = ROOT / "docs" / "experiments.md"
+    plan = next(content for language, content in blocks_of(page) if language == "toml")
+    for sizes, smaller in SMALLER_PLAN.items():
+        assert sizes in plan
+        plan = plan.replace(sizes, smaller)
+    (place / "plan.toml").write_text(plan, encoding="utf-8")
+    for arguments in commands_of(page):
+        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
+        cli.main()
+        printed = capsys.readouterr().out
+    results = json.loads(printed)
+    assert [entry["seeds"] for entry in results["settings"]] == [[0], [0]]
+    assert (place / "runs/memory/results.md").exists()
+
+
 @each_page
-def test_recipes_in_a_page_are_valid(page: Path, tmp_path: Path) -> None:
+def test_recipes_and_plans_in_a_page_are_valid(page: Path, tmp_path: Path, corpus: Corpus) -> None:
     for language, content in blocks_of(page):
         if language == "toml":
             (tmp_path / "recipe.toml").write_text(content, encoding="utf-8")
+            if "settings" in tomllib.loads(content):
+                read_plan(tmp_path / "recipe.toml", corpus)
+                continue
             tables = read_settings(tmp_path / "recipe.toml")
             from_mapping(ModelConfig, {"vocab_size": 257, **tables["model"]}, "model")
             from_mapping(TrainConfig, tables["train"], "train")

@@ -47,6 +47,7 @@ ORDER = [
     "window",
     "progress",
     "train",
+    "experiment",
     "demo",
     "cli",
 ]

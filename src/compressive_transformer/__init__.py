@@ -8,6 +8,7 @@ from .corpus import Corpus, Document, Split, open_corpus, prepare
 from .describe import Cost, Description, describe
 from .errors import CompressiveError, CompressiveWarning
 from .evaluate import ByFrequency, ByPosition, Evaluation, Score, beginnings, dynamic_evaluate, evaluate, sweep
+from .experiment import Results, run_experiment
 from .lanes import Segment, lanes
 from .memory import Memory, SlotLayout
 from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
@@ -34,6 +35,7 @@ __all__ = [
     "ModelConfig",
     "Output",
     "Reconstruction",
+    "Results",
     "Score",
     "Segment",
     "SlotLayout",
@@ -54,6 +56,7 @@ __all__ = [
     "next_token_loss",
     "open_corpus",
     "prepare",
+    "run_experiment",
     "save",
     "sweep",
     "train",

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import ModelConfig, TrainConfig
 from .errors import CompressiveError
 
 C = TypeVar("C")
@@ -43,10 +42,7 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[s
 
     Raises CompressiveError for a file that cannot be read, an unknown table or a malformed override.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
+    tables = read_toml(path)
     for name, table in tables.items():
         if name not in ("model", "train") or not isinstance(table, dict):
             raise CompressiveError(f"{path}: unknown table or field {name!r}; expected tables [model] and [train]")
@@ -66,6 +62,14 @@ def override(settings: dict[str, dict[str, Any]], overrides: Sequence[str]) -> N
         settings[section][name] = _parse_value(value)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises CompressiveError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
+
+
 def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
@@ -73,7 +77,7 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def as_table(config: ModelConfig | TrainConfig) -> dict[str, Any]:
-    """The fields of a config as plain values, ready for JSON; `from_mapping` reads them back."""
+def as_table(config: Any) -> dict[str, Any]:
+    """The fields of a config, a dataclass, as plain values, ready for JSON; `from_mapping` reads them back."""
     fields = dataclasses.asdict(config)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}

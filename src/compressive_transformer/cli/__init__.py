@@ -10,6 +10,7 @@ import tyro
 
 from ..errors import CompressiveError
 from .describing import describe
+from .experimenting import experiment
 from .making import demo, prepare, train
 from .plugin import take_plugins
 from .results import compare
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "generate": generate,
     "describe": describe,
+    "experiment": experiment,
     "demo": demo,
 }
 
