@@ -57,6 +57,16 @@ def refuses(message):
             r"^compression_loss \('task'\) must be 'attention' or 'auto-encoding' or 'bptt' or 'none'$",
         ),
         ({"compression_heads": 0}, r"^compression_heads \(0\) must be 1 or more$"),
+        ({"adaptive_cutoffs": 3}, r"^adaptive_cutoffs \(3\) must be a list of int$"),
+        ({"adaptive_cutoffs": [3, "4"]}, r"^adaptive_cutoffs \(\[3, '4'\]\) must be a list of int$"),
+        ({"adaptive_cutoffs": [0, 4]}, r"^adaptive_cutoffs \(\[0, 4\]\) must rise from 1 on and end below vocab_size"),
+        ({"adaptive_cutoffs": [4, 4]}, r"^adaptive_cutoffs \(\[4, 4\]\) must rise"),
+        ({"adaptive_cutoffs": [4, 11]}, r"^adaptive_cutoffs \(\[4, 11\]\) must .* below vocab_size \(11\)$"),
+        ({"adaptive_factor": 0}, r"^adaptive_factor \(0\) must be 1 or more$"),
+        (
+            {"d_model": 8, "n_heads": 2, "adaptive_cutoffs": [3, 6]},
+            r"^d_model \(8\) leaves no width for the last of 3 clusters, each 4 times narrower: use fewer",
+        ),
     ],
     ids=str,
 )
@@ -92,8 +102,8 @@ def test_an_impossible_training_run_is_refused_by_field_value_and_limit(fields, 
 def test_every_field_is_checked_against_its_type(kind):
     for field in dataclasses.fields(kind):
         required = {"vocab_size": 11} if kind is ModelConfig else {}
-        with refuses(rf"^{field.name} \(\(\)\) must be "):
-            kind(**{**required, field.name: ()})
+        with refuses(rf"^{field.name} \(\{{\}}\) must be "):
+            kind(**{**required, field.name: {}})
 
 
 def test_defaults_are_valid_and_an_integer_may_stand_for_a_float():

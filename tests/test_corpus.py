@@ -160,7 +160,7 @@ def test_the_index_says_how_the_corpus_was_made_and_names_no_path(small: Corpus)
     content = (small.path / "documents.json").read_text(encoding="utf-8")
     index = json.loads(content)
     assert index["source"] == "texts"
-    assert index["newlines"] == "CRLF and CR are read as LF"
+    assert index["reading"] == "CRLF and CR are read as LF"
     assert index["split_rule"] == "of every 4 documents in order the 2nd is for validation, the 3rd for test"
     assert index["tokenizer"] == "bytes"
     assert str(small.path.parent) not in content

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from compressive_transformer.corpus import Corpus, Split, prepare
+from compressive_transformer.embedding import token_nats
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, sweep, token_nats
+from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, sweep
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import MODEL
@@ -102,17 +103,6 @@ def test_a_model_that_knows_nothing_needs_the_logarithm_of_its_vocabulary(
     total = evaluate(even, corpus.test).total
     assert total.nats_per_token == pytest.approx(math.log(257))
     assert total.bits_per_byte == pytest.approx(math.log2(257))
-
-
-def test_nats_of_tokens_are_double_and_zero_where_ignored() -> None:
-    logits = torch.randn(2, 3, 5)
-    targets = torch.tensor([[0, 4, -100], [2, -100, -100]])
-    nats = token_nats(logits, targets)
-    assert nats.dtype == torch.float64
-    for lane, place in [(0, 0), (0, 1), (1, 0)]:
-        expected = -logits[lane, place].log_softmax(0)[targets[lane, place]]
-        assert float(nats[lane, place]) == pytest.approx(float(expected), rel=1e-5)
-    assert nats[targets == -100].eq(0).all()
 
 
 # --- what is made of them ---

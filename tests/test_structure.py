@@ -33,6 +33,7 @@ ORDER = [
     "attention",
     "usage",
     "blocks",
+    "embedding",
     "model",
     "describe",
     "tokenizer",

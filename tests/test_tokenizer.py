@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,9 +18,14 @@ from compressive_transformer.errors import CompressiveError
 from compressive_transformer.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
+    MuLawTokenizer,
     Tokenizer,
+    WordTokenizer,
     load_tokenizer,
+    mu_law_decode,
+    mu_law_encode,
     train_bpe,
+    train_words,
 )
 
 ALICE = (files("compressive_transformer") / "sample/train/11.txt").read_text(encoding="utf-8")[:60_000]
@@ -78,6 +84,14 @@ def sentencepiece_like() -> HuggingFaceTokenizer:
 BYTES = ByteTokenizer()
 BPE = train_bpe([ALICE, *TEXTS], vocab_size=600)
 SENTENCEPIECE = sentencepiece_like()
+WORDS = train_words(["the cat sat on the mat\n\nthe <unk> is the end\n"])
+SOUND = MuLawTokenizer(8000)
+
+every = pytest.mark.parametrize(
+    "tokenizer",
+    [BYTES, BPE, SENTENCEPIECE, WORDS, SOUND],
+    ids=["bytes", "bpe", "sentencepiece", "words", "mu-law"],
+)
 
 lossless = pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
 
@@ -186,7 +200,7 @@ def test_a_flush_gives_the_incomplete_rest_and_begins_anew(tokenizer: Tokenizer)
     assert "".join(map(decoder, rocket)) == "🜛"
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, BPE, SENTENCEPIECE], ids=["bytes", "bpe", "sentencepiece"])
+@every
 @pytest.mark.parametrize("beyond", [-1, 0])
 def test_ids_that_do_not_exist_are_refused(tokenizer: Tokenizer, beyond: int) -> None:
     id = tokenizer.vocab_size if beyond == 0 else beyond
@@ -197,7 +211,7 @@ def test_ids_that_do_not_exist_are_refused(tokenizer: Tokenizer, beyond: int) ->
 
 
 def test_the_start_stands_for_no_text() -> None:
-    for tokenizer in (BYTES, BPE, SENTENCEPIECE):
+    for tokenizer in (BYTES, BPE, SENTENCEPIECE, WORDS, SOUND):
         assert tokenizer.decode([tokenizer.start]) == ""
         assert tokenizer.decoder()(tokenizer.start) == ""
 
@@ -259,7 +273,7 @@ def test_a_byte_level_tokenizer_of_others_decodes_added_tokens_as_the_library_do
 # --- files ---
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, BPE, SENTENCEPIECE], ids=["bytes", "bpe", "sentencepiece"])
+@every
 def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     for path in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
@@ -312,6 +326,13 @@ UNTRAINED = tokenizers.Tokenizer(models.BPE()).to_str()
         (UNTRAINED.encode(), "has no tokens"),
         (json.dumps({"compressive_transformer": "bytes", "version": 2}).encode(), "does not know: update it"),
         (json.dumps({"compressive_transformer": "words", "version": 1}).encode(), "does not know: update it"),
+        (json.dumps({"compressive_transformer": "words", "version": 2, "words": ["a"]}).encode(), "does not know"),
+        (
+            json.dumps({"compressive_transformer": "words", "version": 1, "words": ["a"]}).encode(),
+            "<unk> and <eos> must",
+        ),
+        (json.dumps({"compressive_transformer": "mu-law", "version": 1, "rate": "8k"}).encode(), "does not know"),
+        (json.dumps({"compressive_transformer": "mu-law", "version": 1, "rate": 0}).encode(), r"rate \(0\) must be 1"),
     ],
     ids=lambda value: str(value[:24]),
 )
@@ -336,3 +357,70 @@ def test_a_lossy_tokenizer_is_loaded_and_loses_what_it_loses(text: str) -> None:
     tokenizer.normalizer = normalizers.Lowercase()
     ours = HuggingFaceTokenizer(tokenizer)
     assert ours.decode(ours.encode(text)) == tokenizer.normalizer.normalize_str(text)
+
+
+# --- words ---
+
+
+def test_words_are_ordered_by_frequency_with_the_ends_of_lines_among_them() -> None:
+    text = "b a b\nb c a\n\n"
+    tokenizer = train_words([text])
+    assert [tokenizer.decode([id]) for id in range(tokenizer.start)] == [" b", " \n", " a", " c", " <unk>"]
+    assert tokenizer.encode(text).tolist() == [0, 2, 0, 1, 0, 3, 2, 1, 1]
+    assert tokenizer.measure(tokenizer.encode(text)) == (9, len(" b a b \n b c a \n \n"))
+
+
+@given(lines=st.lists(st.lists(st.sampled_from(["the", "cat", "mat", "<unk>"]))))
+def test_text_in_the_layout_of_wikitext_comes_back_from_its_words(lines: list[list[str]]) -> None:
+    text = "".join("".join(f" {word}" for word in line) + " \n" for line in lines)
+    ids = WORDS.encode(text)
+    assert WORDS.decode(ids) == text == decode_one_by_one(WORDS, ids.tolist())
+    assert len(ids) == sum(map(len, lines)) + len(lines)
+
+
+def test_an_unknown_word_becomes_unk_and_the_last_line_may_be_open() -> None:
+    assert WORDS.decode(WORDS.encode("the dog\nsat")) == " the <unk> \n sat"
+    assert WORDS.encode("").tolist() == []
+
+
+@pytest.mark.parametrize("words", [["a", "<unk>"], ["<eos>"], ["a", "a", "<unk>", "<eos>"]])
+def test_a_vocabulary_must_have_the_two_special_words_and_none_twice(words: list[str]) -> None:
+    with pytest.raises(CompressiveError, match="the words of a vocabulary must differ, <unk> and <eos> must be"):
+        WordTokenizer(words)
+
+
+# --- sound ---
+
+
+def test_mu_law_is_the_published_formula_and_each_step_comes_back() -> None:
+    steps = np.arange(256)
+    samples = mu_law_decode(steps)
+    assert mu_law_encode(samples).tolist() == steps.tolist()
+    assert samples.tolist() == sorted(samples)
+    assert (samples[0], samples[255]) == pytest.approx((-1, 1))
+    for x in (-1.0, -0.3, -0.001, 0.0, 0.02, 0.7, 1.0):
+        compressed = math.copysign(math.log(1 + 255 * abs(x)) / math.log(256), x)
+        step = int(mu_law_encode(np.array([x]))[0])
+        assert abs(step - (compressed + 1) / 2 * 255) <= 0.5
+    # Finer near silence: the widest step is as wide as 86 of the narrowest ones.
+    assert np.diff(samples).max() / np.diff(samples).min() > 80
+
+
+@given(content=st.binary(max_size=50))
+def test_samples_come_back_as_bytes_and_as_characters(content: bytes) -> None:
+    ids = SOUND.encode(content)
+    assert ids.tolist() == list(content)
+    assert SOUND.encode(SOUND.decode(ids)).tolist() == list(content)
+    assert decode_one_by_one(SOUND, ids.tolist()) == SOUND.decode(ids)
+    assert SOUND.measure(ids) == (0, len(content))
+
+
+def test_text_is_no_sound() -> None:
+    with pytest.raises(CompressiveError, match=r"this tokenizer is for sound, not for text: give a \.wav file"):
+        SOUND.encode("猫")
+
+
+def test_bytes_are_measured_exactly_where_they_begin_and_end_within_a_character() -> None:
+    ids = BYTES.encode("猫 é".encode()[1:-1])
+    assert BYTES.measure(ids) == (2, 4)
+    assert BPE.measure(BPE.encode("two words")) == (2, 9)

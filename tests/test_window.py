@@ -9,7 +9,7 @@ import torch
 
 from compressive_transformer.config import TrainConfig
 from compressive_transformer.corpus import Corpus
-from compressive_transformer.evaluate import token_nats
+from compressive_transformer.embedding import token_nats
 from compressive_transformer.lanes import Lanes
 from compressive_transformer.model import CompressiveTransformer
 from compressive_transformer.optimiser import Optimiser

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean
 from typing import Any, Literal, NamedTuple
 
@@ -69,6 +70,10 @@ class ModelConfig:
     """Slots that nothing has filled yet: not attended, or attended as zero states as the paper does."""
     dropout: float = 0.0
     """Share of numbers dropped from embeddings and from what each sub-layer adds, in [0, 1)."""
+    adaptive_cutoffs: tuple[int, ...] = ()
+    """Ids at which the clusters of adaptive input and softmax begin, the first excepted; none: a plain embedding."""
+    adaptive_factor: int = 4
+    """How many times narrower the rows of each further cluster are."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -96,6 +101,21 @@ class ModelConfig:
             )
         if self.dropout >= 1:
             raise CompressiveError(f"dropout ({self.dropout}) must be in [0, 1)")
+        self._check_adaptive()
+
+    def _check_adaptive(self) -> None:
+        check_range(self, ("adaptive_factor",), low=1)
+        borders = (0, *self.adaptive_cutoffs, self.vocab_size)
+        if any(low >= high for low, high in pairwise(borders)):
+            raise CompressiveError(
+                f"adaptive_cutoffs ({list(self.adaptive_cutoffs)}) must rise from 1 on and end below vocab_size"
+                f" ({self.vocab_size})"
+            )
+        if self.d_model < self.adaptive_factor ** len(self.adaptive_cutoffs):
+            raise CompressiveError(
+                f"d_model ({self.d_model}) leaves no width for the last of {len(self.adaptive_cutoffs) + 1} clusters,"
+                f" each {self.adaptive_factor} times narrower: use fewer adaptive_cutoffs or a smaller adaptive_factor"
+            )
 
     def of_layer(self, layer: int) -> LayerMemory:
         """The lengths of memory and the rate of one layer, counted from 0."""
@@ -211,7 +231,11 @@ def check_types(config: Any) -> None:
         if isinstance(expected, types.UnionType):
             continue  # one number or one for each layer, see `_check_per_layer`
         choices = typing.get_args(expected)
-        if choices:
+        if typing.get_origin(expected) is tuple:
+            if not isinstance(value, list | tuple) or any(type(number) is not choices[0] for number in value):
+                raise CompressiveError(f"{name} ({value!r}) must be a list of {choices[0].__name__}")
+            object.__setattr__(config, name, tuple(value))
+        elif choices:
             if value not in choices:
                 allowed = " or ".join(repr(choice) for choice in choices)
                 raise CompressiveError(f"{name} ({value!r}) must be {allowed}")

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from .blocks import Block, Chunk, Tiers
 from .config import ModelConfig, PerLayer
+from .embedding import IGNORE, build_embedding
 from .errors import CompressiveError, CompressiveWarning
 from .memory import Memory, SlotLayout, empty_memory
 from .positions import chunk_positions
@@ -21,13 +22,17 @@ class Output:
     """What the model gives for a chunk of tokens."""
 
     logits: Tensor
-    """`[batch, chunk, vocab_size]`; of padding, undefined."""
+    """`[batch, chunk, vocab_size]`; of padding, undefined. An adaptive model that is given targets leaves them out:
+    `[batch, chunk, 0]`."""
     memory: Memory
     """Memory after the chunk."""
     compression_loss: Tensor
     """Scalar, summed over layers and commits; reaches the compression functions only. 0 without gradient."""
     reconstruction_error: Tensor
     """`[n_layers]` squared error / squared target of that loss, mean over commits; 0 where there was none."""
+    nats: Tensor | None = None
+    """`[batch, chunk]` negative log-likelihood of each target, in double precision, 0 where ignored; None without
+    targets."""
 
 
 class CompressiveTransformer(nn.Module):
@@ -41,7 +46,7 @@ class CompressiveTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.layouts = tuple(SlotLayout.of(config, layer) for layer in range(config.n_layers))
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = build_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
@@ -55,33 +60,42 @@ class CompressiveTransformer(nn.Module):
         weight, usage = self.embedding.weight, [bool(block.uses_usage) for block in self.blocks]
         return empty_memory(self.config, batch, usage=usage, device=weight.device, dtype=weight.dtype)
 
-    def forward(self, tokens: Tensor, memory: Memory | None = None, lengths: Tensor | None = None) -> Output:
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: Memory | None = None,
+        lengths: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Output:
         """Logits for the next token after each of `tokens [batch, chunk]`, and the memory that follows.
 
         A chunk may have any length. With `lengths [batch]` lane b reads its first `lengths[b]` tokens and the
-        rest is padding, which nothing depends on. Without `memory` the lanes start empty.
+        rest is padding, which nothing depends on. Without `memory` the lanes start empty. With the next tokens as
+        `targets [batch, chunk]`, -100 where there is none, the output has their nats too; padding has none.
 
-        Raises CompressiveError where tokens, memory or lengths do not fit one another or the model.
+        Raises CompressiveError where tokens, memory, lengths or targets do not fit one another or the model.
         """
         lengths = _checked_lengths(tokens, lengths)
+        targets = _checked_targets(tokens, targets, lengths)
         memory = self.empty_memory(len(tokens)) if memory is None else memory
         self._check(tokens, memory)
         layout = self.layouts[0]  # segments are as long in every layer
         room = layout.segment_length - layout.pending(memory.seen)
         if bool((lengths <= room).all()):
-            return self._read(tokens, memory, lengths)
+            return self._read(tokens, memory, lengths, targets)
         outputs, read = [], torch.zeros_like(lengths)
         while bool((read < lengths).any()):
             room = layout.segment_length - layout.pending(memory.seen)
             taken = torch.minimum(room, lengths - read)
             places = read[:, None] + torch.arange(int(taken.max()))
-            piece = tokens.gather(1, places.clamp(max=tokens.shape[1] - 1).to(tokens.device))
-            output = self._read(piece, memory, taken)
+            places = places.clamp(max=tokens.shape[1] - 1).to(tokens.device)
+            wanted = None if targets is None else targets.gather(1, places)
+            output = self._read(tokens.gather(1, places), memory, taken, wanted)
             outputs.append((read, taken, output))
             memory, read = output.memory, read + taken
         return _joined(outputs, tokens.shape[1])
 
-    def _read(self, tokens: Tensor, memory: Memory, lengths: Tensor) -> Output:
+    def _read(self, tokens: Tensor, memory: Memory, lengths: Tensor, targets: Tensor | None) -> Output:
         """One pass over a chunk in which no lane reads beyond its current segment."""
         weight, after = self.embedding.weight, memory.seen + lengths
         chunks = {}
@@ -99,8 +113,9 @@ class CompressiveTransformer(nn.Module):
         for block, layout, (compressed, recent, pending), usage in each:
             hidden, tier = block(hidden, Tiers(compressed, recent, pending, usage, zero, zero), chunks[layout])
             tiers.append(tier)
+        logits, nats = self.embedding.read_out(self.final_norm(hidden), targets)
         return Output(
-            logits=functional.linear(self.final_norm(hidden), weight),
+            logits=logits,
             memory=Memory(
                 seen=after,
                 compressed=tuple(tier.compressed for tier in tiers),
@@ -110,6 +125,7 @@ class CompressiveTransformer(nn.Module):
             ),
             compression_loss=torch.stack([tier.loss for tier in tiers]).sum(),
             reconstruction_error=torch.stack([tier.error for tier in tiers]),
+            nats=nats,
         )
 
     def _check(self, tokens: Tensor, memory: Memory) -> None:
@@ -217,18 +233,40 @@ def _checked_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
     return lengths
 
 
+def _checked_targets(tokens: Tensor, targets: Tensor | None, lengths: Tensor) -> Tensor | None:
+    if targets is None:
+        return None
+    if targets.shape != tokens.shape or targets.dtype != torch.int64:
+        raise CompressiveError(
+            f"targets must be int64 {list(tokens.shape)} as the tokens, got {targets.dtype} {list(targets.shape)}"
+        )
+    padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
+    return targets.masked_fill(padding.to(targets.device), IGNORE)
+
+
 def _joined(outputs: list[tuple[Tensor, Tensor, Output]], chunk: int) -> Output:
     """One output of several pieces, each read from place `read [batch]` on for `taken [batch]` tokens."""
     last = outputs[-1][2]
-    device, rows, to = last.logits.device, [], []
+    device, real, to = last.logits.device, [], []
     for read, taken, output in outputs:
-        real = torch.arange(output.logits.shape[1]) < taken[:, None]
-        lanes, places = real.nonzero(as_tuple=True)
-        rows.append(output.logits[lanes.to(device), places.to(device)])
+        lanes, places = (torch.arange(output.logits.shape[1]) < taken[:, None]).nonzero(as_tuple=True)
+        real.append((lanes.to(device), places.to(device)))
         to.append(lanes * chunk + read[lanes] + places)
-    empty = last.logits.new_zeros(last.memory.batch * chunk, last.logits.shape[-1])
-    logits = empty.index_copy(0, torch.cat(to).to(device), torch.cat(rows)).unflatten(0, (-1, chunk))
+
+    def join(parts: list[Tensor]) -> Tensor:
+        rows = torch.cat([part[at] for part, at in zip(parts, real, strict=True)])
+        empty = rows.new_zeros(last.memory.batch * chunk, *rows.shape[1:])
+        joined: Tensor = empty.index_copy(0, torch.cat(to).to(device), rows).unflatten(0, (-1, chunk))
+        return joined
+
+    nats = [output.nats for *_, output in outputs if output.nats is not None]
     loss = torch.stack([output.compression_loss for *_, output in outputs]).sum()
     errors = torch.stack([output.reconstruction_error for *_, output in outputs])
     error = errors.sum(0) / (errors > 0).sum(0).clamp(min=1)
-    return replace(last, logits=logits, compression_loss=loss, reconstruction_error=error)
+    return replace(
+        last,
+        logits=join([output.logits for *_, output in outputs]),
+        compression_loss=loss,
+        reconstruction_error=error,
+        nats=join(nats) if nats else None,
+    )

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .evaluate import token_nats
 from .lanes import Segment
 from .memory import Memory
 from .model import CompressiveTransformer
@@ -51,8 +50,9 @@ class Window(nn.Module):
         device, nats, outputs = self.model.embedding.weight.device, [], []
         for segment in segments:
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-                output = self.model(segment.tokens.to(device), memory.reset(segment.starts), segment.lengths)
-            nats.append(token_nats(output.logits, segment.targets.to(device)).sum())
+                memory = memory.reset(segment.starts)
+                output = self.model(segment.tokens.to(device), memory, segment.lengths, segment.targets.to(device))
+            nats.append(output.nats.sum())
             outputs.append(output)
             memory = output.memory
         errors = torch.stack([output.reconstruction_error for output in outputs])

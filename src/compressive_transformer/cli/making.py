@@ -23,7 +23,7 @@ def prepare(
     source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")],
     out: Annotated[Positional[Path], tyro.conf.arg(metavar="OUT")],
     /,
-    tokenizer: str = "bytes",
+    tokenizer: str | None = None,
     vocab_size: int = 32_000,
     holdout: int = 10,
     field: str = "text",
@@ -34,10 +34,13 @@ def prepare(
 
     Args:
         source: A folder of .txt files, one document each, with sub-folders train/, validation/ and test/ or
-            without; a .jsonl file or a folder of such; or hf:NAME for a Hugging Face dataset (extra `data`).
+            without; a .jsonl file or a folder of such; hf:NAME for a Hugging Face dataset (extra `data`);
+            enwik8:FILE, the file or its .zip; wikitext:FOLDER with wiki.train.tokens and so on; or audio:FOLDER
+            of .wav files.
         out: The corpus's folder, to be made.
-        tokenizer: "bytes", "bpe" (byte-level, trained here on the training documents), or a path to a Hugging
-            Face tokenizer (a tokenizer.json or a folder with one).
+        tokenizer: "bytes", which is what text is read with if nothing is said, "bpe" (byte-level, trained here on
+            the training documents), or a path to a Hugging Face tokenizer (a tokenizer.json or a folder with one).
+            enwik8: is read as bytes, wikitext: as words, audio: as samples.
         vocab_size: Most token ids of "bpe".
         holdout: Where the source has no splits: of every so many documents one goes to validation and one to
             test; 0 takes all for training.
@@ -51,6 +54,7 @@ def prepare(
         print(
             f"{name:<10}  {len(documents):>7,} documents  {sum(d.tokens for d in documents):>13,} tokens  "
             f"{sum(d.words for d in documents):>12,} words  {sum(d.bytes for d in documents):>13,} bytes"
+            + (f"  ({split.official}, official)" if split.official else "")
         )
 
 

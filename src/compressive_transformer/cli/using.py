@@ -16,13 +16,14 @@ from tyro.constructors import PrimitiveConstructorSpec
 from ..checkpoint import load
 from ..config import PerLayer
 from ..corpus import Corpus, Split, open_corpus
+from ..corpus.audio import read_wav, wav_of
 from ..errors import CompressiveError
 from ..evaluate import BORDERS, Buckets, ByFrequency, ByPosition, beginnings, dynamic_evaluate
 from ..evaluate import evaluate as evaluate_model
 from ..evaluate import sweep as sweep_lengths
 from ..model import with_lengths
 from ..stream import Stream
-from ..tokenizer import Tokenizer
+from ..tokenizer import MuLawTokenizer, Tokenizer, mu_law_encode
 from .terminal import default_device, say_over
 
 
@@ -181,9 +182,12 @@ def generate(
 ) -> None:
     """Read a text with memory and write on from it, printed as it is produced.
 
+    What a model of sound writes is a WAV file: compressive generate RUN --tokens 16000 > sound.wav
+
     Args:
         run: A run that `compressive train` wrote.
-        prompt: A file with the text to read first, "-" for standard input; without it a new document begins.
+        prompt: A file with the text to read first, "-" for standard input; without it a new document begins. For
+            a model of sound, a .wav file.
         tokens: Tokens to write.
         temperature: 0 takes the likeliest token each time, 1 samples from the model's own distribution.
         top_k: Sample among the k likeliest tokens only; 0 for all.
@@ -193,9 +197,14 @@ def generate(
     """
     model, tokenizer = load(run)
     stream = Stream(model.to(default_device()), tokenizer)
+    if isinstance(tokenizer, MuLawTokenizer) and sys.stdout.isatty():
+        raise CompressiveError(f"{run} writes sound: send it to a file, compressive generate {run} > sound.wav")
     if prompt is not None:
-        stream.read(_read_prompt(prompt))
+        stream.read(_read_sound(prompt, tokenizer) if isinstance(tokenizer, MuLawTokenizer) else _read_prompt(prompt))
     pieces = stream.pieces(tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop)
+    if isinstance(tokenizer, MuLawTokenizer):
+        sys.stdout.buffer.write(wav_of(tokenizer.encode("".join(pieces)), tokenizer.rate))
+        return
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
@@ -211,6 +220,13 @@ def _told(split: Split, *, times: int = 1) -> Callable[[int], None]:
         say_over(f"{done:,} of {total:,} tokens")
 
     return progress
+
+
+def _read_sound(path: Path, tokenizer: MuLawTokenizer) -> str:
+    rate, samples = read_wav(path)
+    if rate != tokenizer.rate:
+        raise CompressiveError(f"{path} has {rate} samples a second, the run's data {tokenizer.rate}: convert it first")
+    return tokenizer.decode(mu_law_encode(samples))
 
 
 def _read_prompt(path: Path) -> str:

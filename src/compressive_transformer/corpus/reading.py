@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import CompressiveError
 from ..tokenizer import Tokenizer, load_tokenizer
+from .published import published_name
 
 FORMAT, VERSION = "compressive-transformer corpus", 1
 SPLITS = ("train", "validation", "test")
@@ -32,9 +33,10 @@ class Document:
     tokens: int
     """Length in tokens, the start id not counted."""
     words: int
-    """Words separated by whitespace: what word perplexity is measured by."""
+    """Words separated by whitespace: what word perplexity is measured by. In WikiText the ends of lines too; in
+    sound none."""
     bytes: int
-    """Bytes of the UTF-8 form, newlines translated: what bits per byte are measured by."""
+    """Bytes of the UTF-8 form, newlines translated: what bits per byte are measured by. In sound one a sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,21 @@ class Split:
     """Whether every document of the corpus decodes to the text it came from: word perplexity needs it."""
     fingerprint: str
     """That of the corpus."""
+    benchmark: str = ""
+    """The published data that the corpus was made of, or of a part of it; "" for other text."""
+
+    @property
+    def official(self) -> str:
+        """The published data whose split of this name it is, all of it: told by its counts. "" for any other."""
+        documents = self.documents
+        return published_name(
+            self.benchmark,
+            self.name,
+            documents=len(documents),
+            words=sum(document.words for document in documents),
+            bytes=sum(document.bytes for document in documents),
+            vocab_size=self.vocab_size,
+        )
 
     @property
     def start_id(self) -> int:
@@ -147,6 +164,7 @@ def open_corpus(path: str | Path) -> Corpus:
             vocab_size=tokenizer.vocab_size,
             lossless=index["lossless"],
             fingerprint=fingerprint,
+            benchmark=index["benchmark"],
         )
         for name, documents in index["splits"].items()
     }
@@ -179,6 +197,8 @@ def _parse_index(file: Path, content: bytes) -> dict[str, Any]:
         raise CompressiveError(f"{file}: dtype {index.get('dtype')!r} must be {' or '.join(DTYPES)}")
     if not isinstance(index.get("lossless"), bool) or not _is_count(index.get("vocab_size")):
         raise CompressiveError(f"{file}: lossless must be true or false, vocab_size a number")
+    if not isinstance(index.setdefault("benchmark", ""), str):  # corpora of the first release have none
+        raise CompressiveError(f"{file}: benchmark must be the name of published data, or empty")
     splits = index.get("splits")
     if not isinstance(splits, dict) or "train" not in splits or not splits.keys() <= set(SPLITS):
         raise CompressiveError(f"{file}: splits must be train and maybe validation and test")

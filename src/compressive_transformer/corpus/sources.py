@@ -1,6 +1,6 @@
-"""Where documents come from: folders of text, JSON lines, Hugging Face datasets.
+"""Where documents come from: folders of text, JSON lines, Hugging Face datasets, and sources with a prefix.
 
-Whatever the source, text is read in universal-newline mode: CRLF and CR become LF.
+Text is read in universal-newline mode: CRLF and CR become LF.
 """
 
 from __future__ import annotations
@@ -9,82 +9,48 @@ import csv
 import importlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import CompressiveError
+from .audio import audio
+from .benchmarks import enwik8, wikitext
+from .documents import WHOLE, Parts, Source, Text
 from .reading import SPLITS
 
-NEWLINES = "CRLF and CR are read as LF"
-WHOLE = "whole"  # the one part of a source that has no splits of its own
-
-
-class Text(NamedTuple):
-    """One document of a source."""
-
-    title: str
-    text: str
-    place: str
-    """The file, line or record that it is, for error messages."""
-
-
-Parts = dict[str, Callable[[], Iterator[Text]]]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Documents that can be read again and again, each with the split that it belongs to."""
-
-    name: str
-    """What to call it; never a path on this machine."""
-    parts: Parts
-    """What reads the documents of each split, or of the `WHOLE`."""
-    holdout: int
-    """Of so many documents of a whole one goes to validation and one to test; 0: all are for training."""
-
-    @property
-    def rule(self) -> str:
-        """How documents are given to splits, in words."""
-        if WHOLE not in self.parts:
-            return "as the source has them"
-        if not self.holdout:
-            return "all documents are for training"
-        return f"of every {self.holdout} documents in order the 2nd is for validation, the 3rd for test"
-
-    def read(self) -> Iterator[tuple[str, Text]]:
-        """Each document once, in order, after the name of its split."""
-        for part, read in self.parts.items():
-            for number, text in enumerate(read()):
-                yield self._split_of(number) if part == WHOLE else part, text
-
-    def _split_of(self, number: int) -> str:
-        # The second and third, so that three documents are enough to fill all splits.
-        place = number % self.holdout if self.holdout else 0
-        return SPLITS[place] if place < len(SPLITS) else "train"
+PREFIXES = ("hf:NAME", "enwik8:FILE", "wikitext:FOLDER", "audio:FOLDER")
 
 
 def open_source(source: str | Path, *, holdout: int, field: str) -> Source:
-    """The documents of a folder, of a `.txt` or `.jsonl` file, or of the dataset `hf:NAME`, not read yet.
+    """The documents of what `prepare` may be given, not read yet.
 
-    Raises CompressiveError where there is no text to read.
+    Raises CompressiveError where there is nothing to read.
     """
     if holdout < 0 or holdout in (1, 2):
         raise CompressiveError(
             f"holdout ({holdout}) must be 0 (all documents are for training) or at least 3"
             " (of so many documents one is for validation and one for test)"
         )
-    if isinstance(source, str) and source.startswith("hf:"):
-        dataset = source.removeprefix("hf:")
-        name = Path(dataset).resolve().name if Path(dataset).exists() else dataset
-        return Source(f"hf:{name}", _dataset_parts(dataset, field), holdout)
+    prefix, colon, rest = source.partition(":") if isinstance(source, str) else ("", "", "")
+    match prefix if colon else "":
+        case "hf":
+            return _dataset(rest, field, holdout)
+        case "enwik8":
+            return enwik8(Path(rest))
+        case "wikitext":
+            return wikitext(Path(rest))
+        case "audio":
+            return audio(Path(rest), holdout)
     path = Path(source)
     if path.is_dir():
-        return Source(path.resolve().name, _folder_parts(path, field), holdout)
+        titles, benchmark = _read_metadata(path / "metadata.csv")
+        return Source(path.resolve().name, _folder_parts(path, field, titles), holdout, benchmark=benchmark)
     if not path.is_file():
-        raise CompressiveError(f"no source at {path}: give a folder, a .txt or .jsonl file, or hf:NAME")
+        raise CompressiveError(
+            f"no source at {path}: give a folder, a .txt or .jsonl file, or one of {', '.join(PREFIXES)}"
+        )
     if path.suffix == ".jsonl":
         return Source(path.name, {WHOLE: partial(_read_lines, path, field)}, holdout)
     if path.suffix == ".txt":
@@ -92,8 +58,7 @@ def open_source(source: str | Path, *, holdout: int, field: str) -> Source:
     raise CompressiveError(f"{path} must be a .txt or .jsonl file, or a folder: rename it if it is text")
 
 
-def _folder_parts(folder: Path, field: str) -> Parts:
-    titles = _read_titles(folder / "metadata.csv")
+def _folder_parts(folder: Path, field: str, titles: Mapping[str, str]) -> Parts:
     folders = {name: folder / name for name in SPLITS if (folder / name).is_dir()}
     files = {name: folder / f"{name}.jsonl" for name in SPLITS if (folder / f"{name}.jsonl").is_file()}
     if folders and files:
@@ -123,15 +88,17 @@ def _text_files(folder: Path) -> list[Path]:
     return texts
 
 
-def _read_titles(metadata: Path) -> dict[str, str]:
-    """Titles by file stem, from a metadata.csv as PG-19 has it: id, title, date, link; no header."""
+def _read_metadata(metadata: Path) -> tuple[dict[str, str], str]:
+    """Titles by file stem, and the benchmark, from a metadata.csv as PG-19 has it: id, title, date, link; no header."""
     if not metadata.is_file():
-        return {}
+        return {}, ""
     try:
         with metadata.open(encoding="utf-8", newline="") as file:
-            return {row[0]: row[1] for row in csv.reader(file) if len(row) >= 2}
+            rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CompressiveError(f"{metadata} must be a CSV file of id, title, date, link: {error}") from error
+    gutenberg = any("gutenberg.org" in row[3] for row in rows if len(row) >= 4)
+    return {row[0]: row[1] for row in rows if len(row) >= 2}, "PG-19" if gutenberg else ""
 
 
 def _read_files(files: Iterable[Path], titles: Mapping[str, str]) -> Iterator[Text]:
@@ -178,6 +145,12 @@ def _read_record(record: Mapping[str, Any], field: str, *, place: str, title: st
     # PG-19 as a dataset calls it short_book_title.
     given = record.get("title") or record.get("short_book_title")
     return _text(given if isinstance(given, str) else title, record[field], place)
+
+
+def _dataset(dataset: str, field: str, holdout: int) -> Source:
+    name = Path(dataset).resolve().name if Path(dataset).exists() else dataset
+    benchmark = "PG-19" if "pg19" in name.lower().replace("-", "") else ""
+    return Source(f"hf:{name}", _dataset_parts(dataset, field), holdout, benchmark=benchmark)
 
 
 def _dataset_parts(name: str, field: str) -> Parts:

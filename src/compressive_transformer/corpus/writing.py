@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CompressiveError
 from ..files import whole_folder
-from ..tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from ..tokenizer import ByteTokenizer, Tokenizer
+from .choosing import Progress, choose_tokenizer
+from .documents import WHOLE, Source, Text
 from .reading import DTYPES, FORMAT, SPLITS, VERSION, Corpus, Document, open_corpus
-from .sources import NEWLINES, WHOLE, Source, Text, open_source
+from .sources import open_source
 
-Progress = Callable[[str], None]
 SECONDS_BETWEEN_REPORTS = 5.0
 
 
@@ -27,7 +28,7 @@ def prepare(
     source: str | Path,
     out: str | Path,
     *,
-    tokenizer: str | Path = "bytes",
+    tokenizer: str | Path | None = None,
     vocab_size: int = 32_000,
     holdout: int = 10,
     field: str = "text",
@@ -40,13 +41,15 @@ def prepare(
       such files (PG-19 has them; titles are taken from a `metadata.csv` beside them);
     - a `.jsonl` file with the text in `field`, or a folder of train.jsonl, validation.jsonl and test.jsonl;
     - a `.txt` file, which is one document;
-    - `hf:NAME`, a dataset for the library `datasets`, with its splits.
+    - `hf:NAME`, a dataset for the library `datasets`, with its splits;
+    - `enwik8:FILE`, raw bytes; `wikitext:FOLDER`, words; `audio:FOLDER`, `*.wav` files as 8-bit µ-law.
     Text is read in universal-newline mode: CRLF becomes LF.
 
-    `tokenizer` is "bytes", "bpe" (a byte-level BPE of `vocab_size` ids, learnt here from the training
-    documents) or the path of a Hugging Face tokenizer. Where the source has no splits, of every `holdout`
-    documents in order one goes to validation and one to test; with 0 all are for training. `progress` is
-    told how far it is.
+    `tokenizer` is "bytes" (the same as None), "bpe" (a byte-level BPE of `vocab_size` ids, learnt here from the
+    training documents) or the path of a Hugging Face tokenizer. Sources of the last three kinds have a tokenizer
+    of their own: None, or the path of one that was made for such a source. Where the source has no splits, of
+    every `holdout` documents in order one goes to validation and one to test; with 0 all are for training.
+    `progress` is told how far it is.
 
     One document at a time is in memory. Raises CompressiveError, with the file named, for text that it cannot
     use.
@@ -56,30 +59,21 @@ def prepare(
         raise CompressiveError(f"{out} exists and is not an empty folder: remove it or choose another")
     report = progress or (lambda message: None)
     opened = open_source(source, holdout=holdout, field=field)
-    kind, made = _make_tokenizer(tokenizer, opened, vocab_size, report)
+    if opened.tokenizer:  # a source with rules of its own
+        report(f"{opened.name}: {opened.reading}; splits: {opened.rule}")
+    kind, made = choose_tokenizer(tokenizer, opened, vocab_size=vocab_size, report=report)
     with whole_folder(out) as folder:
         made.save(folder / "tokenizer.json")
         dtype = "uint16" if made.vocab_size <= 2**16 else "uint32"
         splits, lossless = _write_tokens(folder, opened, made, DTYPES[dtype], report)
-        assert lossless or kind == "huggingface", f"the tokenizer {kind} must be lossless"
-        made_of = {"source": opened.name, "split_rule": opened.rule, "newlines": NEWLINES, "tokenizer": kind}
+        assert lossless or kind in ("huggingface", "words"), f"the tokenizer {kind} must be lossless"
+        made_of = {"source": opened.name, "benchmark": opened.benchmark, "split_rule": opened.rule}
+        made_of.update(reading=opened.reading, tokenizer=kind)
         numbers = {"vocab_size": made.vocab_size, "lossless": lossless, "dtype": dtype}
         index = {"format": FORMAT, "version": VERSION, **made_of, **numbers, "splits": splits}
         content = json.dumps(index, ensure_ascii=False, indent=1) + "\n"
         (folder / "documents.json").write_text(content, encoding="utf-8", newline="\n")
     return open_corpus(out)
-
-
-def _make_tokenizer(tokenizer: str | Path, source: Source, vocab_size: int, report: Progress) -> tuple[str, Tokenizer]:
-    """The tokenizer and what the index calls its kind."""
-    if tokenizer == "bytes":
-        return "bytes", ByteTokenizer()
-    if tokenizer == "bpe":
-        report(f"learning a byte-level BPE of {vocab_size:,} ids from the training documents")
-        texts = (text.text for split, text in source.read() if split == "train")
-        return "bpe", train_bpe(texts, vocab_size)
-    loaded = load_tokenizer(tokenizer)
-    return "bytes" if isinstance(loaded, ByteTokenizer) else "huggingface", loaded
 
 
 class _SplitWriter:
@@ -94,7 +88,7 @@ class _SplitWriter:
     def add(self, text: Text, tokenizer: Tokenizer) -> bool:
         """Whether the document comes back from its tokens as it was."""
         try:
-            ids = tokenizer.encode(text.text)
+            ids = _encode(tokenizer, text.text)
         except CompressiveError as error:
             raise CompressiveError(f"{text.place}: {error}") from error
         if not ids.size:
@@ -102,10 +96,9 @@ class _SplitWriter:
         content = ids.astype(self._dtype).tobytes()
         self._file.write(content)
         self._sha256.update(content)
-        words, size = len(text.text.split()), len(text.text.encode("utf-8"))
-        self.documents.append(Document(text.title, self.tokens, len(ids), words, size))
+        self.documents.append(Document(text.title, self.tokens, len(ids), *text.measure()))
         self.tokens += len(ids)
-        return tokenizer.decode(ids) == text.text
+        return isinstance(text.text, bytes) or tokenizer.decode(ids) == text.text
 
     def entry(self) -> dict[str, Any]:
         """What the index says of the split."""
@@ -113,6 +106,13 @@ class _SplitWriter:
             "sha256": self._sha256.hexdigest(),
             "documents": [asdict(document) for document in self.documents],
         }
+
+
+def _encode(tokenizer: Tokenizer, text: str | bytes) -> NDArray[np.int64]:
+    if isinstance(text, str):
+        return tokenizer.encode(text)
+    assert isinstance(tokenizer, ByteTokenizer), "bytes as they are can only be tokens of one byte"
+    return tokenizer.encode(text)
 
 
 def _write_tokens(

@@ -8,7 +8,7 @@ from .buckets import BORDERS, Buckets, ByFrequency, ByPosition
 from .cutting import beginnings
 from .dynamic import dynamic_evaluate
 from .score import Evaluation, Score
-from .scoring import evaluate, sweep, token_nats
+from .scoring import evaluate, sweep
 
 __all__ = [
     "BORDERS",
@@ -21,5 +21,4 @@ __all__ = [
     "dynamic_evaluate",
     "evaluate",
     "sweep",
-    "token_nats",
 ]

@@ -32,17 +32,17 @@ def beginnings(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
     for index in range(0, len(split.documents) * count, len(split.documents)):
         document = split.documents[index // count]
         if document.tokens > share:
-            text, kept = _whole_characters(tokenizer, split.read(index // count, 0, share))
-            document = replace(document, tokens=kept, words=len(text.split()), bytes=len(text.encode()))
+            kept = _whole_characters(tokenizer, split.read(index // count, 0, share))
+            words, size = tokenizer.measure(kept)
+            document = replace(document, tokens=len(kept), words=words, bytes=size)
         documents.append(document)
     return replace(split, documents=tuple(documents))
 
 
-def _whole_characters(tokenizer: Tokenizer, tokens: NDArray[np.int64]) -> tuple[str, int]:
-    """The text of tokens without a character that the end cuts in two, and how many tokens that takes."""
-    text, kept = tokenizer.decode(tokens), len(tokens)
+def _whole_characters(tokenizer: Tokenizer, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens without those of a character that the end cuts in two."""
+    kept = len(tokens)
     # UTF-8 takes at most four bytes a character, so at most three tokens are the beginning of one.
-    while text.endswith("\N{REPLACEMENT CHARACTER}") and kept > max(1, len(tokens) - 3):
+    while tokenizer.decode(tokens[:kept]).endswith("\N{REPLACEMENT CHARACTER}") and kept > max(1, len(tokens) - 3):
         kept -= 1
-        text = tokenizer.decode(tokens[:kept])
-    return text, kept
+    return tokens[:kept]

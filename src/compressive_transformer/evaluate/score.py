@@ -61,12 +61,15 @@ class Evaluation:
             f"{self.conditions['split']}: {len(self.documents)} documents, {total.bytes:,} bytes, "
             f"{total.words:,} words, {total.tokens:,} tokens",
             f"bits per byte     {total.bits_per_byte:.4f}",
-            f"word perplexity   {total.word_perplexity:.2f}"
+            "word perplexity   "
+            + (f"{total.word_perplexity:.2f}" if total.words else "none, there are no words")
             + ("" if self.conditions["lossless"] else "   (not sound: the tokenizer loses text)"),
             f"nats per token    {total.nats_per_token:.4f}   (total {total.nats:,.1f} nats)",
             f"memory            segment {memory['segment_length']}, recent {memory['memory_length']}, "
             f"compressed {memory['compressed_length']} at rate {memory['compression_rate']}",
         ]
+        if self.conditions["benchmark"]:
+            lines.append(f"benchmark         {self.conditions['benchmark']}")
         if "dynamic" in self.conditions:
             lines.append(f"dynamic           SGD at {self.conditions['dynamic']['learning_rate']:g} after each segment")
         for name, buckets in self.buckets.items():

@@ -13,12 +13,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..config import PerLayer
 from ..corpus import Split
 from ..errors import CompressiveError
-from ..lanes import IGNORE, Lanes
+from ..lanes import Lanes
 from ..model import CompressiveTransformer, with_lengths
 from ..settings import as_table
 from .buckets import Buckets, Tally
@@ -119,10 +118,9 @@ def score_documents(
             if learner is not None and bool(segment.starts.any()):
                 learner.begin()
             with torch.set_grad_enabled(learner is not None):
-                output = model(segment.tokens.to(device), memory, segment.lengths)
-                lost = token_nats(output.logits, segment.targets.to(device))
-                loss = lost.sum() / segment.total_targets
-            scored, reading = lost.detach().cpu(), segment.documents >= 0
+                output = model(segment.tokens.to(device), memory, segment.lengths, segment.targets.to(device))
+                loss = output.nats.sum() / segment.total_targets
+            scored, reading = output.nats.detach().cpu(), segment.documents >= 0
             nats.index_add_(0, segment.documents[reading], scored.sum(1)[reading])
             for tally in tallies:
                 tally.add(segment, memory.seen, scored)
@@ -132,14 +130,6 @@ def score_documents(
             if progress is not None:
                 progress(segment.total_targets)
     return nats
-
-
-def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood `[batch, segment]` of each target in nats, in double precision; 0 where ignored."""
-    losses = functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none"
-    )
-    return losses.double().view_as(targets)
 
 
 def evaluation_of(
@@ -161,6 +151,7 @@ def evaluation_of(
         "split": split.name,
         "corpus_fingerprint": split.fingerprint,
         "lossless": split.lossless,
+        "benchmark": _standing(split),
         "averaging": "sums over all documents: exp(nats / words), nats / ln 2 / bytes",
         "model": as_table(model.config),
         "parameters_sha256": _fingerprint(model),
@@ -173,6 +164,17 @@ def evaluation_of(
         },
     }
     return Evaluation(total, tuple(scores), conditions, {tally.name: tally.scores() for tally in tallies})
+
+
+def _standing(split: Split) -> str | None:
+    """What a score on the split can be compared with, where it comes from published data."""
+    if split.official:
+        return f"{split.official}, the official {split.name} split"
+    return (
+        f"{split.benchmark}, but not an official split: not comparable with published figures"
+        if split.benchmark
+        else None
+    )
 
 
 @contextlib.contextmanager

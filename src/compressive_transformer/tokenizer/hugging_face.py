@@ -1,16 +1,9 @@
-"""Text to token ids and back: bytes, byte-level BPE, and any Hugging Face tokenizer.
-
-Beside its tokens a tokenizer has one more id, `start`, that stands before a document as its first input.
-No text encodes to it and it is never a target.
-"""
+"""Tokenizers of the library `tokenizers`: byte-level BPE learnt here, and any `tokenizer.json`."""
 
 from __future__ import annotations
 
-import codecs
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,84 +11,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from .errors import CompressiveError
-from .files import whole_file
-
-BYTES_FILE = {"compressive_transformer": "bytes", "version": 1}
-
-
-class Tokenizer(ABC):
-    """What encodes text to ids and decodes ids to text."""
-
-    vocab_size: int
-    """Number of ids, `start` included."""
-
-    @property
-    def start(self) -> int:
-        """The id that stands before every document; the largest one."""
-        return self.vocab_size - 1
-
-    @abstractmethod
-    def encode(self, text: str) -> NDArray[np.int64]:
-        """The ids `[tokens]` of a text. Raises CompressiveError for text that it cannot hold."""
-
-    def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
-        """The text of ids; "" for `start`, U+FFFD where the bytes are not UTF-8."""
-        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
-        wrong = array[(array < 0) | (array >= self.vocab_size)]
-        if wrong.size:
-            raise _no_such_id(wrong[0], self.vocab_size)
-        return self._decode(array[array != self.start])
-
-    @abstractmethod
-    def _decode(self, ids: NDArray[np.int64]) -> str:
-        """The text of ids that are known to be tokens."""
-
-    @abstractmethod
-    def decoder(self) -> Decoder:
-        """A new incremental decoder, for output that is shown while it is written."""
-
-    @abstractmethod
-    def to_json(self) -> str:
-        """The content of a `tokenizer.json`."""
-
-    def save(self, path: str | Path) -> None:
-        """Write a `tokenizer.json` that `load_tokenizer` reads: the whole file or, on an error, none."""
-        with whole_file(Path(path)) as temporary:
-            temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
-
-
-class Decoder(ABC):
-    """Turns ids into text one by one: `decoder(id)` gives the text that this id completes, maybe ""."""
-
-    @abstractmethod
-    def __call__(self, id: int) -> str:
-        """The text that became complete with `id`."""
-
-    @abstractmethod
-    def flush(self) -> str:
-        """The rest, complete or not; the decoder is then as new."""
-
-
-class ByteTokenizer(Tokenizer):
-    """The bytes of the UTF-8 form: id = byte, `start` = 256."""
-
-    vocab_size = 257
-
-    def encode(self, text: str) -> NDArray[np.int64]:
-        """The bytes of a text `[bytes]`. Raises CompressiveError for a lone surrogate."""
-        return np.frombuffer(_to_utf8(text), dtype=np.uint8).astype(np.int64)
-
-    def _decode(self, ids: NDArray[np.int64]) -> str:
-        return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
-
-    def decoder(self) -> Decoder:
-        """A decoder that holds back at most the three bytes of a character that is not complete."""
-        return _ByteDecoder({byte: bytes([byte]) for byte in range(256)}, self.vocab_size)
-
-    def to_json(self) -> str:
-        """A few words: there is nothing to store."""
-        return json.dumps(BYTES_FILE) + "\n"
+from ..errors import CompressiveError
+from .byte_level import ByteDecoder, to_utf8
+from .interface import Decoder, Tokenizer
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -127,11 +45,11 @@ class HuggingFaceTokenizer(Tokenizer):
 
         Raises CompressiveError for a lone surrogate, and for characters that the vocabulary lacks.
         """
-        _to_utf8(text)
+        to_utf8(text)
         try:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # the Rust library raises nothing more specific
-            raise CompressiveError(f"the tokenizer cannot encode the text: {_first_line(error)}") from error
+            raise CompressiveError(f"the tokenizer cannot encode the text: {first_line(error)}") from error
         ids = np.array(encoding.ids, dtype=np.int64)
         places = np.flatnonzero(ids == self._unknown)[:5]
         if places.size:
@@ -151,7 +69,7 @@ class HuggingFaceTokenizer(Tokenizer):
         Where the tokens are not bytes this is promised only for ids that a text encodes to, since the
         decoders of others may look back at will.
         """
-        return _WindowDecoder(self) if self._pieces is None else _ByteDecoder(self._pieces, self.vocab_size)
+        return _WindowDecoder(self) if self._pieces is None else ByteDecoder(self._pieces, self.vocab_size)
 
     def to_json(self) -> str:
         """The file format of `tokenizers`, readable by every tool of Hugging Face."""
@@ -176,48 +94,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 32_000) -> HuggingFaceToke
     )
     tokenizer.train_from_iterator(iter(texts), trainer)
     return HuggingFaceTokenizer(tokenizer)
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`, or of a folder that has one (as Hugging Face models do).
-
-    Raises CompressiveError for a file that is missing or no tokenizer.
-    """
-    path = Path(path)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise CompressiveError(
-            f"no tokenizer at {file}: give a tokenizer.json or a folder that has one"
-            " (save_pretrained of a fast Hugging Face tokenizer writes it)"
-        )
-    try:
-        content = file.read_bytes().decode("utf-8")
-        description = json.loads(content)
-        if not (isinstance(description, dict) and "compressive_transformer" in description):
-            return HuggingFaceTokenizer(tokenizers.Tokenizer.from_str(content))
-    except Exception as error:  # the Rust library raises nothing more specific
-        raise CompressiveError(f"{file} is not a tokenizer.json: {_first_line(error)}") from error
-    if description != BYTES_FILE:
-        raise CompressiveError(f"{file} is of a kind or version that this release does not know: update it")
-    return ByteTokenizer()
-
-
-class _ByteDecoder(Decoder):
-    """For tokens that are bytes: holds back an incomplete character, nothing else."""
-
-    def __init__(self, pieces: Mapping[int, bytes], vocab_size: int) -> None:
-        self._pieces, self._vocab_size = pieces, vocab_size
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def __call__(self, id: int) -> str:
-        if not 0 <= id < self._vocab_size:
-            raise _no_such_id(id, self._vocab_size)
-        return self._utf8.decode(self._pieces.get(id, b""))
-
-    def flush(self) -> str:
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
 
 
 class _WindowDecoder(Decoder):
@@ -249,20 +125,6 @@ class _WindowDecoder(Decoder):
         return self._tokenizer.decode(self._shown + self._waiting)[len(before) :]
 
 
-def _no_such_id(id: int, vocab_size: int) -> CompressiveError:
-    return CompressiveError(f"token id {id} does not exist: ids are 0 to {vocab_size - 1}")
-
-
-def _to_utf8(text: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise CompressiveError(
-            f"character {error.start} (U+{ord(text[error.start]):04X}) is a lone surrogate, which no"
-            " UTF-8 text can hold: remove or replace it"
-        ) from error
-
-
 def _unknown_id(model: dict[str, Any], tokenizer: tokenizers.Tokenizer) -> int | None:
     """The id that a tokenizer gives for what it does not know, if it has one."""
     if model.get("unk_id") is not None:  # Unigram
@@ -283,5 +145,6 @@ def _piece(token: str) -> bytes:
     return bytes(_BYTES[character] for character in token) if in_alphabet else token.encode("utf-8")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,26 @@
+"""Documents to token ids and back: bytes, byte-level BPE, any Hugging Face tokenizer, words, sound.
+
+Beside its tokens a tokenizer has one more id, `start`, that stands before a document as its first input.
+No text encodes to it and it is never a target.
+"""
+
+from .byte_level import ByteTokenizer
+from .hugging_face import HuggingFaceTokenizer, train_bpe
+from .interface import Decoder, Tokenizer
+from .loading import load_tokenizer
+from .mu_law import MuLawTokenizer, mu_law_decode, mu_law_encode
+from .words import WordTokenizer, train_words
+
+__all__ = [
+    "ByteTokenizer",
+    "Decoder",
+    "HuggingFaceTokenizer",
+    "MuLawTokenizer",
+    "Tokenizer",
+    "WordTokenizer",
+    "load_tokenizer",
+    "mu_law_decode",
+    "mu_law_encode",
+    "train_bpe",
+    "train_words",
+]
