@@ -185,9 +185,9 @@ class Lane:
         if c.compression == "most-used":
             kept = sorted(range(len(evicted)), key=lambda at: usage[at])[len(evicted) - count :]
             return [evicted[at] for at in sorted(kept)]
+        old, new = evicted, []
         if c.compression == "dilated":
             evicted = self.dilated(name, evicted)
-        new = []
         for group in (evicted[g * rate : (g + 1) * rate] for g in range(count)):
             if c.compression == "mean":
                 new.append(sum(group) / len(group))
@@ -198,7 +198,14 @@ class Lane:
             else:
                 taps = w[f"{name}.weight"].view(c.d_model, len(group), -1)
                 new.append(sum(taps[:, at] @ state for at, state in enumerate(group)))
+        if c.compressed_scale == "matched":
+            new = [self.matched(state, old[g * rate : (g + 1) * rate]) for g, state in enumerate(new)]
         return new
+
+    def matched(self, state, group):
+        """The state at the root mean square of the group that it replaces."""
+        wanted = torch.sqrt(sum((x**2).mean() for x in group) / len(group))
+        return state * wanted / torch.sqrt((state**2).mean() + 1e-12)
 
     def dilated(self, name, states):
         """Convolutions of kernel 2 over states that zeros come before, a ReLU after each."""

@@ -36,6 +36,7 @@ variants = {
     "compression": st.sampled_from(["conv", "mean", "max", "dilated", "most-used", "attention"]),
     "compression_loss": st.sampled_from(["attention", "auto-encoding", "bptt"]),
     "position": st.sampled_from(["relative", "rotary"]),
+    "compressed_scale": st.sampled_from(["matched", "free"]),
     "compressed_position": st.sampled_from(["span", "unit"]),
     "norm": st.sampled_from(["pre", "post"]),
     "empty_slots": st.sampled_from(["masked", "zeros"]),

@@ -210,8 +210,8 @@ def test_each_recipe_in_configs_can_be_read(command: Run, corpus: Corpus, tmp_pa
     assert recipes
     for recipe in recipes:
         # Checked as far as a wrong number of ids, which is the last thing before training.
-        done = command("train", recipe, corpus.path, tmp_path / "run", "--set", "model.vocab_size=300")
-        assert_failed(done, "vocab_size (300) must be 257")
+        done = command("train", recipe, corpus.path, tmp_path / "run", "--set", "model.vocab_size=300000")
+        assert_failed(done, "vocab_size (300000) must be 257")
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import build_attention
-from .compression import Decoder, attention_reconstruction, auto_encoding, build_compression, mean_and_relative
+from .compression import Decoder, attention_reconstruction, auto_encoding, build_compression, matched, mean_and_relative
 from .config import ModelConfig
 from .memory import (
     SlotLayout,
@@ -74,6 +74,9 @@ class Block(nn.Module):
             if memory.compressed_length
             else None
         )
+        self.matches = (
+            config.compressed_scale == "matched" and self.compression is not None and self.compression.scalable
+        )
         self.compression_decoder = (
             Decoder(config.d_model, memory.compression_rate)
             if config.compression_loss == "auto-encoding" and self.learns_to_compress
@@ -129,6 +132,8 @@ class Block(nn.Module):
                 new = self.compression(evicted, mean_usage(layout, tiers.usage, chunk.after, counts))
             else:
                 new = self.compression(evicted)
+            if self.matches:
+                new = matched(new, evicted)
             if new.requires_grad:
                 loss, error = self._reconstruction(segment, evicted, new, counts) or (loss, error)
             # Detached, unless the task loss is to reach f_c through what it wrote.

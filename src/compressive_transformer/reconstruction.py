@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compression import attention_reconstruction
+from .compression import attention_reconstruction, matched
 from .corpus import Split
 from .errors import CompressiveError
 from .lanes import Lanes, Segment
@@ -70,7 +70,10 @@ def _read(model: CompressiveTransformer, segment: Segment, memory: Memory) -> tu
         layout = SlotLayout.of(model.config, layer)
         counts = new_groups(layout, before=memory.seen, after=after.seen)
         queries = attention.frozen_queries(slots[:, layout.compressed_length + layout.recent_length :])
-        for at, compressed in enumerate((new, evicted.mean(2))):
+        new = matched(new, evicted) if model.blocks[layer].matches else new
+        pooled = evicted.mean(2)
+        pooled = matched(pooled, evicted) if model.config.compressed_scale == "matched" else pooled
+        for at, compressed in enumerate((new, pooled)):
             squares, target = attention_reconstruction(
                 queries, evicted, compressed, counts=counts, project=attention.frozen_keys_values
             )

@@ -10,6 +10,7 @@ from .functions import (
     MeanPool,
     MostUsed,
     build_compression,
+    matched,
 )
 from .losses import Decoder, attention_reconstruction, auto_encoding, mean_and_relative
 
@@ -26,5 +27,6 @@ __all__ = [
     "attention_reconstruction",
     "auto_encoding",
     "build_compression",
+    "matched",
     "mean_and_relative",
 ]

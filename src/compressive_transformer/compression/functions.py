@@ -20,6 +20,8 @@ class Compression(nn.Module):
 
     uses_usage: ClassVar[bool] = False
     """Whether `forward` takes the usage of the evicted states as well; it is computed only for those that do."""
+    scalable: ClassVar[bool] = True
+    """Whether `compressed_scale = "matched"` applies; not to functions that give evicted states as they are."""
     uses_heads: ClassVar[bool] = False
     """Whether the constructor takes `heads`, the config's `compression_heads`, as well."""
 
@@ -112,6 +114,7 @@ class MostUsed(Compression):
     """
 
     uses_usage = True
+    scalable = False
 
     def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:  # type: ignore[override]
         """`[batch, group, compression_rate, d_model]`, usage `[batch, group, compression_rate]` -> as others."""
@@ -149,6 +152,20 @@ class AttentionPool(Compression):
         slices = evicted.unflatten(-1, (len(self.queries), -1))
         pooled: Tensor = (weights * slices).sum(2).flatten(2)
         return pooled
+
+
+def matched(compressed: Tensor, evicted: Tensor) -> Tensor:
+    """`compressed [batch, group, d_model]`, each state as large as those that it replaces. Ours, not the paper's.
+
+    Large is the root mean square over `evicted [batch, group, compression_rate, d_model]`. The mean of c unlike
+    states is sqrt(c) times smaller than they are, so attention, which reads both with the same keys and values,
+    would hardly find it; and a loss that shrinks a state would hide it. Groups of zeros stay zero.
+    """
+    # Squares leave the range of half precision.
+    precise = torch.promote_types(compressed.dtype, torch.float32)
+    wanted = evicted.to(precise).square().mean((2, 3)).sqrt()
+    own = compressed.to(precise).square().mean(2).add(1e-12).rsqrt()
+    return compressed * (wanted * own)[..., None].to(compressed.dtype)
 
 
 COMPRESSIONS: dict[str, type[Compression]] = {
