@@ -151,8 +151,8 @@ def _multiply_adds(model: CompressiveTransformer, *, batch: int, training: bool 
     except (NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CompressiveError(
-            f"compression ({config.compression!r}) cannot be run without numbers (on PyTorch's meta device), "
-            f"so its cost cannot be counted: {reason}"
+            f"a model with compression = {config.compression!r} cannot be run without numbers (on PyTorch's meta "
+            f"device), so its cost cannot be counted: {reason}"
         ) from None
     counts = {name: sum(counted.values()) // 2 for name, counted in counter.get_flop_counts().items()}
     layer = counts["CompressiveTransformer.blocks.0"]
