@@ -144,7 +144,7 @@ def test_functions_that_do_not_ask_pay_nothing(compression, monkeypatch):
 def test_the_memory_of_a_function_that_asks_fits_no_other_and_the_other_way_round():
     asks, other, tokens = small_model(compression="most-used"), small_model(compression="mean"), random_tokens(2, 6)
     for model, memory in ((asks, other(tokens).memory), (other, asks(tokens).memory)):
-        message = r"memory does not fit: usage must have \[.*\] slots, a number a layer, got .*empty_memory\(2\)"
+        message = r"memory does not fit: usage must be \[.*\], \[batch, slot, 1\] a layer, got .*empty_memory\(2\)"
         with pytest.raises(CompressiveError, match=message):
             model(tokens, memory)
     assert asks.empty_memory(2).usage[0].shape == (2, 7, 1)
