@@ -87,6 +87,11 @@ def test_nats_and_memory_do_not_depend_on_how_a_stream_is_cut(model: Compressive
     assert_same_memory(model, memory, whole.memory)
 
 
+def test_tokens_may_be_32_bit(model: CompressiveTransformer) -> None:
+    stream = random_tokens(2, 9)
+    assert torch.equal(model(stream.int()).logits, model(stream).logits)
+
+
 def test_targets_that_do_not_fit_the_tokens_are_refused(model: CompressiveTransformer) -> None:
     with pytest.raises(
         ct.CompressiveError, match=r"targets must be int64 \[2, 4\] as the tokens, got torch.int64 \[2, 3\]"

@@ -25,7 +25,7 @@ class Cost:
     parameters: int = 0
     """Parameters of the network, those of f_c left out."""
     compression_parameters: int = 0
-    """Parameters of f_c."""
+    """Parameters of f_c and, in training by auto-encoding, of its decoder."""
     memory_bytes: int = 0
     """Bytes of the states in fp32 that a lane holds when its segment is full, slots for waiting states included."""
     multiply_adds: float = 0.0
@@ -105,6 +105,7 @@ def describe(config: ModelConfig) -> Description:
     enter above) or n + n_cm - 1 under "unit". The projections of positions take d² a row, c times as many rows of
     compressed slots under "span".
 
+    Logits of adaptive clusters take less, and the projections of their rows, which depend on the text, are left out.
     Reading token by token takes more, since each call projects all slots. Raises CompressiveError for a compression
     function that is not registered, or cannot be run without numbers.
     """
@@ -118,6 +119,8 @@ def _costs(config: ModelConfig) -> tuple[Cost, Cost]:
     """The costs of the layer and of what is outside of it, for a model of one layer."""
     with torch.device("meta"):
         model = CompressiveTransformer(config).float()
+    # Which rows an adaptive embedding projects depends on the text, and there is none.
+    model.embedding.forward = lambda ids: torch.zeros(*ids.shape, config.d_model, device="meta")  # type: ignore[method-assign]
     tokens, block = config.segment_length, model.blocks[0]
     one, outside = _multiply_adds(model, batch=1)
     each = _multiply_adds(model, batch=2)[0] - one  # what a second lane adds

@@ -78,7 +78,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def _members(self, ids: Tensor) -> Iterator[tuple[Tail, Tensor]]:
         """Each cluster but the first, and the places in `ids [rows]` where one of its tokens stands `[members]`."""
-        cluster = torch.bucketize(ids, torch.tensor(self.cutoffs, device=ids.device), right=True)
+        cluster = torch.bucketize(ids, torch.tensor(self.cutoffs, dtype=ids.dtype, device=ids.device), right=True)
         for number, tail in enumerate(self._tails(), start=1):
             yield tail, (cluster == number).nonzero().squeeze(1)
 
