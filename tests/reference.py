@@ -186,7 +186,7 @@ class Lane:
             kept = sorted(range(len(evicted)), key=lambda at: usage[at])[len(evicted) - count :]
             return [evicted[at] for at in sorted(kept)]
         old, new = evicted, []
-        if c.compression == "dilated":
+        if c.compression == "dilated" and evicted:
             evicted = self.dilated(name, evicted)
         for group in (evicted[g * rate : (g + 1) * rate] for g in range(count)):
             if c.compression == "mean":

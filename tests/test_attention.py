@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from compressive_transformer.attention import masked_attention, relative, relative_attention, rotated
+from compressive_transformer.positions import rotary_positions
 from reference import sinusoid
 from small import assert_close, random_tokens, small_model
 
@@ -206,3 +207,25 @@ def test_states_in_half_precision_are_turned_in_single_precision(dtype):
 def test_rotary_attention_has_projections_and_nothing_else():
     names = {name for name, _ in small_model(position="rotary").blocks[0].attention.named_parameters()}
     assert names == {"query.weight", "key_value.weight", "output.weight"}
+
+
+def test_an_observer_sees_the_weights_of_rotary_attention_and_changes_nothing():
+    model, told = small_model(position="rotary", n_layers=1), []
+    attention, memory = model.blocks[0].attention, model(random_tokens(2, 22)).memory
+    slots = torch.cat([memory.compressed[0], memory.recent[0], torch.randn(2, 4, 8).double()], dim=1)
+    positions = rotary_positions(
+        model.config,
+        model.layouts[0],
+        seen=torch.tensor([20, 8]),
+        lengths=torch.tensor([4, 4]),
+        chunk=4,
+        like=slots,
+    )
+    mixed = attention(slots[:, -4:], slots, positions, told.append)
+    assert torch.equal(mixed, attention(slots[:, -4:], slots, positions))
+    _, values = attention.keys_values(slots)
+    for weights in told:
+        assert not weights.requires_grad
+        assert not weights[positions.mask.expand_as(weights).isinf()].any()
+    heads = [weights @ values[:, :, head] for head, weights in enumerate(told)]
+    assert_close(attention.output(torch.cat(heads, dim=-1)), mixed)

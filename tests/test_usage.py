@@ -79,7 +79,14 @@ class Told(Compression):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"segment_length": 7, "memory_length": 2}, {"memory_length": 0}, {"compressed_position": "unit"}],
+    [
+        {},
+        {"segment_length": 7, "memory_length": 2},
+        {"memory_length": 0},
+        {"compressed_position": "unit"},
+        {"position": "rotary"},
+        {"position": "rotary", "compressed_position": "unit"},
+    ],
     ids=str,
 )
 def test_a_function_is_told_the_mean_attention_from_a_states_own_token_until_it_is_evicted(fields, monkeypatch):
