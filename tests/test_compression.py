@@ -16,6 +16,7 @@ from compressive_transformer.compression import (
     attention_reconstruction,
     auto_encoding,
     build_compression,
+    matched,
     mean_and_relative,
 )
 from compressive_transformer.errors import CompressiveError, CompressiveWarning
@@ -144,6 +145,37 @@ def test_attention_pooling_is_torchs_attention_of_a_query_a_head_over_each_group
     queries = compression.queries[:, None].expand(len(states), -1, -1, -1)
     pooled = functional.scaled_dot_product_attention(queries, states[:, None].expand(-1, heads, -1, -1), slices)
     assert_close(compression(evicted), pooled.flatten(1).view(2, 5, 6))
+
+
+def test_a_matched_state_keeps_its_direction_and_is_as_large_as_what_it_replaces():
+    evicted = random_groups(3)
+    compressed = 0.01 * altered("conv", 3)(evicted)
+    changed = matched(compressed, evicted)
+    for state, before, group in zip(
+        changed.flatten(0, 1), compressed.flatten(0, 1), evicted.flatten(0, 1), strict=True
+    ):
+        assert functional.cosine_similarity(state, before, dim=0).item() == pytest.approx(1, abs=1e-9)
+        assert state.square().mean().item() == pytest.approx(group.square().mean().item(), rel=1e-6)
+
+
+def test_matching_leaves_zeros_alone_and_gives_finite_gradients_in_half_precision_too():
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        evicted = 300 * random_groups(3).to(dtype)  # squares of this size are infinite in float16
+        evicted[:, :2] = 0
+        compressed = evicted.mean(2).requires_grad_()
+        changed = matched(compressed, evicted)
+        changed.float().sum().backward()
+        assert changed.dtype == dtype
+        assert not changed[:, :2].any()
+        assert changed.isfinite().all()
+        assert compressed.grad.isfinite().all()
+
+
+def test_models_match_unless_the_config_or_the_function_says_otherwise():
+    assert all(block.matches for block in small_model().blocks)
+    assert not any(block.matches for block in small_model(compressed_scale="free").blocks)
+    assert not any(block.matches for block in small_model(compression="most-used").blocks)
+    assert not any(block.matches for block in small_model(compressed_length=0).blocks)
 
 
 def test_heads_that_cannot_be_are_refused():

@@ -103,7 +103,7 @@ def counting_model(config):
 @example(config=small_config(segment_length=7, memory_length=3, compression_rate=4), cuts=[7, 7, 7, 7, 7])
 @example(config=small_config(segment_length=2, memory_length=0, compression_rate=4), cuts=[1, 3, 9])
 def test_memory_holds_the_states_of_the_tokens_that_its_slots_stand_for(config, cuts):
-    fields = {"norm": "post", "compression": "mean", "n_layers": 1, "vocab_size": 76}
+    fields = {"norm": "post", "compression": "mean", "compressed_scale": "free", "n_layers": 1, "vocab_size": 76}
     config = ModelConfig(**{**vars(config), **config.of_layer(0)._asdict(), **fields})
     model, layout = counting_model(config), SlotLayout.of(config, 0)
     numbers = torch.arange(1, sum(cuts) + 1)[None]

@@ -42,6 +42,8 @@ class Measured(reference.Lane):
         new: list[torch.Tensor] = super().compress(layer, evicted, usage)
         rate = self.rate[layer]
         means = [sum(evicted[at : at + rate]) / rate for at in range(0, len(evicted), rate)]
+        if self.c.compressed_scale == "matched":
+            means = [self.matched(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
         zeros = [torch.zeros_like(state) for state in new]  # attention over zeros is zero: the error is the target
         for at, states in enumerate((new, means, zeros) if new else ()):
             self.squares[layer, at] += self.reconstruction(layer, evicted, states)

@@ -35,6 +35,7 @@ ORDER = [
     "blocks",
     "embedding",
     "model",
+    "transfer",
     "describe",
     "tokenizer",
     "corpus",

@@ -16,6 +16,7 @@ from .reconstruction import Reconstruction, measure_reconstruction
 from .stream import Stream
 from .tokenizer import Tokenizer, load_tokenizer
 from .train import train
+from .transfer import with_compression
 
 __all__ = [
     "COMPRESSIONS",
@@ -60,5 +61,6 @@ __all__ = [
     "save",
     "sweep",
     "train",
+    "with_compression",
     "with_lengths",
 ]
