@@ -42,6 +42,7 @@ ORDER = [
     "lanes",
     "checkpoint",
     "evaluate",
+    "recall",
     "reconstruction",
     "comparison",
     "stream",

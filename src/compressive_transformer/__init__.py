@@ -12,6 +12,7 @@ from .experiment import Results, run_experiment
 from .lanes import Segment, lanes
 from .memory import Memory, SlotLayout
 from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
+from .recall import Recall, recall_accuracy
 from .reconstruction import Reconstruction, measure_reconstruction
 from .stream import Stream
 from .tokenizer import Tokenizer, load_tokenizer
@@ -35,6 +36,7 @@ __all__ = [
     "Memory",
     "ModelConfig",
     "Output",
+    "Recall",
     "Reconstruction",
     "Results",
     "Score",
@@ -57,6 +59,7 @@ __all__ = [
     "next_token_loss",
     "open_corpus",
     "prepare",
+    "recall_accuracy",
     "run_experiment",
     "save",
     "sweep",

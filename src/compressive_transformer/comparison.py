@@ -119,7 +119,7 @@ def compare_runs(
     totals = sides.sum(2)
     differences = ((totals[1] - totals[0]) * to_bits).tolist()
     gained = (sides[1] - sides[0]).mean(0)
-    drawn = _resampled(np.stack([gained, size, words]), resamples, seed) if len(documents) > 1 else None
+    drawn = resampled(np.stack([gained, size, words]), resamples, seed) if len(documents) > 1 else None
     worded = bool((np.abs(gained) < 700 * words).all())  # exp(709) is the largest number
     several = len(differences) > 1
     return Comparison(
@@ -128,13 +128,13 @@ def compare_runs(
         first=float(totals[0].mean() * to_bits),
         second=float(totals[1].mean() * to_bits),
         difference=statistics.fmean(differences),
-        difference_over_documents=None if drawn is None else _interval(drawn[0] / drawn[1] / math.log(2)),
+        difference_over_documents=None if drawn is None else interval_of(drawn[0] / drawn[1] / math.log(2)),
         better=None if drawn is None else float((1 - np.sign(drawn[0])).mean() / 2),
         ratio=math.exp(gained.sum() / words.sum()) if worded else None,
-        ratio_over_documents=_interval(np.exp(drawn[0] / drawn[2])) if worded and drawn is not None else None,
+        ratio_over_documents=interval_of(np.exp(drawn[0] / drawn[2])) if worded and drawn is not None else None,
         differences=tuple(differences),
         deviation=statistics.stdev(differences) if several else None,
-        difference_over_runs=_student_interval(differences) if several else None,
+        difference_over_runs=student_interval(differences) if several else None,
     )
 
 
@@ -173,7 +173,7 @@ def _identity(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     return same
 
 
-def _resampled(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+def resampled(values: NDArray[np.float64], resamples: int = 10_000, seed: int = 0) -> NDArray[np.float64]:
     """`[value, document]` -> sums over documents drawn with replacement `[value, resample]`."""
     random, documents = np.random.default_rng(seed), values.shape[1]
     at_once = max(1, DRAWS_AT_ONCE // documents)
@@ -184,12 +184,14 @@ def _resampled(values: NDArray[np.float64], resamples: int, seed: int) -> NDArra
     return np.concatenate(sums, axis=1)
 
 
-def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+def interval_of(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The interval that holds the share `COVERED` of `values [resample]`, as much cut off on either side."""
     low, high = np.quantile(values, [(1 - COVERED) / 2, (1 + COVERED) / 2])
     return float(low), float(high)
 
 
-def _student_interval(values: Sequence[float]) -> tuple[float, float]:
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean of at least two values, by Student's t."""
     mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
     half = _student_quantile(len(values) - 1) * error
     return mean - half, mean + half

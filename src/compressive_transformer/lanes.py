@@ -29,7 +29,8 @@ class Segment(NamedTuple):
     tokens: Tensor
     """Inputs `[lane, segment]`, the token before each target: the start id where there is none; padding is 0."""
     targets: Tensor
-    """The document's tokens `[lane, segment]`, each once; padding is `IGNORE`."""
+    """The document's tokens `[lane, segment]`, each once; padding is `IGNORE`, and so is what is no target of the
+    corpus, where that says which tokens are."""
     starts: Tensor
     """Whether the lane begins a document or a piece of one `[lane]`, bool: what `memory.reset` takes."""
     lengths: Tensor
@@ -38,7 +39,7 @@ class Segment(NamedTuple):
     """Number of the document in the split `[lane]`; -1 for a lane that has no document left."""
     total_targets: int
     """Real targets over all lanes of all processes: what to divide the sum of all losses by, so that the mean
-    does not depend on the number of processes."""
+    does not depend on the number of processes. May be 0 where the corpus says which tokens are targets."""
 
 
 class Lanes(Iterator[Segment]):
@@ -202,13 +203,27 @@ class Lanes(Iterator[Segment]):
                 if not first:
                     ids = np.insert(ids, 0, self._split.start_id)
                 tokens[lane, :length], targets[lane, :length] = ids[:-1], ids[1:]
+                if self._split.targets is not None:
+                    targets[lane, :length][~self._split.is_target(ids[1:])] = IGNORE
         return Segment(
             tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets),
             starts=torch.from_numpy((segments == 0) & (pieces >= 0)),
             lengths=torch.from_numpy(lengths[self._own].copy()),
             documents=torch.from_numpy(documents),
-            total_targets=int(lengths.sum()),
+            total_targets=self._count_targets(lengths),
+        )
+
+    def _count_targets(self, lengths: NDArray[np.int64]) -> int:
+        """Targets of the next segment of all lanes. Where the corpus says which they are, all lanes are read."""
+        if self._split.targets is None:
+            return int(lengths.sum())
+        firsts = self._all_pieces.firsts[self._pieces] + self._segments * self._length
+        reading = zip(self._all_pieces.documents[self._pieces], firsts, lengths, strict=True)
+        return sum(
+            int(self._split.is_target(self._split.read(int(document), int(first), int(first + length))).sum())
+            for document, first, length in reading
+            if length
         )
 
 

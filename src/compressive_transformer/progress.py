@@ -49,7 +49,7 @@ class Sums:
         error = processes.total(torch.as_tensor(self.error))
         commits = processes.total(torch.as_tensor(self.commits)).clamp(min=1)
         return {
-            "loss": float(nats) / self.targets,
+            "loss": float(nats) / max(self.targets, 1),
             "compression_loss": float(loss),
             "reconstruction_error": [round(value, 5) for value in (error / commits).tolist()],
             "tokens_per_second": round(self.targets / (time.perf_counter() - self.began), 1),

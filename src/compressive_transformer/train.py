@@ -162,7 +162,7 @@ class Trainer:
             with self._gathering(synchronised):
                 read = self.window(part, self.memories[index])
                 # Means over all lanes of all processes, so that however they are split the update is the same.
-                loss = read.nats * self.processes.world / targets
+                loss = read.nats * self.processes.world / max(targets, 1)
                 loss = loss + read.compression_loss / config.accumulation
                 (loss / period).backward()
             self.memories[index] = read.memory

@@ -13,6 +13,7 @@ from .describing import describe
 from .experimenting import experiment
 from .making import demo, prepare, train
 from .plugin import take_plugins
+from .recalling import recall
 from .results import compare
 from .using import evaluate, generate, sweep
 
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
     "sweep": sweep,
+    "recall": recall,
     "compare": compare,
     "generate": generate,
     "describe": describe,

@@ -212,7 +212,7 @@ def generate(
 
 def _told(split: Split, *, times: int = 1) -> Callable[[int], None]:
     """Shows how many of the tokens of a split, scored `times` times, are done."""
-    total, done = times * sum(document.tokens for document in split.documents), 0
+    total, done = times * sum(map(split.count_targets, range(len(split.documents)))), 0
 
     def progress(tokens: int) -> None:
         nonlocal done

@@ -53,6 +53,8 @@ class Source:
     """Samples a second, of sound."""
     benchmark: str = ""
     """The published data that it is, or is a part of, as far as it can be told."""
+    targets: tuple[int, ...] = ()
+    """Token ids that alone are learned from and scored, of a source with a tokenizer of its own; all if empty."""
 
     @property
     def rule(self) -> str:

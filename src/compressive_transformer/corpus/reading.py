@@ -56,6 +56,8 @@ class Split:
     """That of the corpus."""
     benchmark: str = ""
     """The published data that the corpus was made of, or of a part of it; "" for other text."""
+    targets: frozenset[int] | None = None
+    """Token ids that alone are learned from and scored; None for all of them."""
 
     @property
     def official(self) -> str:
@@ -93,6 +95,16 @@ class Split:
                 f" {self.start_id - 1}: the corpus is damaged, prepare it again"
             )
         return tokens
+
+    def is_target(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of `ids [tokens]` are learned from and scored `[tokens]`."""
+        return np.ones(len(ids), dtype=bool) if self.targets is None else np.isin(ids, list(self.targets))
+
+    def count_targets(self, document: int) -> int:
+        """Tokens of a document that are learned from and scored; read where the corpus says which they are."""
+        if self.targets is None:
+            return self.documents[document].tokens
+        return int(self.is_target(self.read(document)).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +177,7 @@ def open_corpus(path: str | Path) -> Corpus:
             lossless=index["lossless"],
             fingerprint=fingerprint,
             benchmark=index["benchmark"],
+            targets=index["targets"],
         )
         for name, documents in index["splits"].items()
     }
@@ -199,11 +212,23 @@ def _parse_index(file: Path, content: bytes) -> dict[str, Any]:
         raise CompressiveError(f"{file}: lossless must be true or false, vocab_size a number")
     if not isinstance(index.setdefault("benchmark", ""), str):  # corpora of the first release have none
         raise CompressiveError(f"{file}: benchmark must be the name of published data, or empty")
+    index["targets"] = _parse_targets(file, index)
     splits = index.get("splits")
     if not isinstance(splits, dict) or "train" not in splits or not splits.keys() <= set(SPLITS):
         raise CompressiveError(f"{file}: splits must be train and maybe validation and test")
     index["splits"] = {name: _parse_documents(file, name, entry) for name, entry in splits.items()}
     return index
+
+
+def _parse_targets(file: Path, index: Mapping[str, Any]) -> frozenset[int] | None:
+    """The ids that are targets, of a corpus that says so; None for others."""
+    targets = index.get("targets")
+    if targets is None:
+        return None
+    ids = range(index["vocab_size"] - 1)
+    if not isinstance(targets, list) or not targets or not all(_is_count(id) and id in ids for id in targets):
+        raise CompressiveError(f"{file}: targets must be a list of token ids below {len(ids)}, at least one")
+    return frozenset(targets)
 
 
 def _parse_documents(file: Path, name: str, entry: Any) -> tuple[Document, ...]:

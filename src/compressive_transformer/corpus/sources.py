@@ -19,8 +19,9 @@ from .audio import audio
 from .benchmarks import enwik8, wikitext
 from .documents import WHOLE, Parts, Source, Text
 from .reading import SPLITS
+from .synthetic import recall
 
-PREFIXES = ("hf:NAME", "enwik8:FILE", "wikitext:FOLDER", "audio:FOLDER")
+PREFIXES = ("hf:NAME", "enwik8:FILE", "wikitext:FOLDER", "audio:FOLDER", "recall:LEAST-GREATEST")
 
 
 def open_source(source: str | Path, *, holdout: int, field: str) -> Source:
@@ -43,6 +44,8 @@ def open_source(source: str | Path, *, holdout: int, field: str) -> Source:
             return wikitext(Path(rest))
         case "audio":
             return audio(Path(rest), holdout)
+        case "recall":
+            return recall(rest)
     path = Path(source)
     if path.is_dir():
         titles, benchmark = _read_metadata(path / "metadata.csv")

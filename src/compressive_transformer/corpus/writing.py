@@ -42,12 +42,13 @@ def prepare(
     - a `.jsonl` file with the text in `field`, or a folder of train.jsonl, validation.jsonl and test.jsonl;
     - a `.txt` file, which is one document;
     - `hf:NAME`, a dataset for the library `datasets`, with its splits;
-    - `enwik8:FILE`, raw bytes; `wikitext:FOLDER`, words; `audio:FOLDER`, `*.wav` files as 8-bit µ-law.
+    - `enwik8:FILE`, raw bytes; `wikitext:FOLDER`, words; `audio:FOLDER`, `*.wav` files as 8-bit µ-law;
+    - `recall:LEAST-GREATEST`, made-up documents with keys that occur again after so many tokens.
     Text is read in universal-newline mode: CRLF becomes LF.
 
     `tokenizer` is "bytes" (the same as None), "bpe" (a byte-level BPE of `vocab_size` ids, learnt here from the
-    training documents) or the path of a Hugging Face tokenizer. Sources of the last three kinds have a tokenizer
-    of their own: None, or the path of one that was made for such a source. Where the source has no splits, of
+    training documents) or the path of a Hugging Face tokenizer. Sources of the last two lines have a
+    tokenizer of their own: None, or the path of one that was made for such a source. Where the source has no splits, of
     every `holdout` documents in order one goes to validation and one to test; with 0 all are for training.
     `progress` is told how far it is.
 
@@ -70,7 +71,8 @@ def prepare(
         made_of = {"source": opened.name, "benchmark": opened.benchmark, "split_rule": opened.rule}
         made_of.update(reading=opened.reading, tokenizer=kind)
         numbers = {"vocab_size": made.vocab_size, "lossless": lossless, "dtype": dtype}
-        index = {"format": FORMAT, "version": VERSION, **made_of, **numbers, "splits": splits}
+        targets = {"targets": list(opened.targets)} if opened.targets else {}
+        index = {"format": FORMAT, "version": VERSION, **made_of, **numbers, **targets, "splits": splits}
         content = json.dumps(index, ensure_ascii=False, indent=1) + "\n"
         (folder / "documents.json").write_text(content, encoding="utf-8", newline="\n")
     return open_corpus(out)

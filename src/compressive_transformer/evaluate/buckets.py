@@ -196,10 +196,12 @@ class Tally:
         return tuple((label, Score(nats, *map(int, counts))) for label, (nats, *counts) in rows)
 
     def _begin(self, lane: int, number: int) -> None:
-        pieces = Pieces.of(self._tokenizer, self._split.read(number))
+        ids = self._split.read(number)
+        pieces = Pieces.of(self._tokenizer, ids)
         of_tokens, of_words = (torch.from_numpy(places) for places in self._assignment.places(pieces))
         self._places[lane] = of_tokens
-        ones = torch.ones(len(of_tokens) + len(of_words), dtype=torch.float64)
-        self.sums[:, 1].index_add_(0, of_tokens, ones[: len(of_tokens)])
-        self.sums[:, 2].index_add_(0, of_words, ones[: len(of_words)])
-        self.sums[:, 3].index_add_(0, of_tokens, torch.from_numpy(pieces.bytes).double())
+        scored = torch.from_numpy(self._split.is_target(ids)).double()
+        self.sums[:, 1].index_add_(0, of_tokens, scored)
+        self.sums[:, 3].index_add_(0, of_tokens, scored * torch.from_numpy(pieces.bytes))
+        if self._split.targets is None:
+            self.sums[:, 2].index_add_(0, of_words, torch.ones(len(of_words), dtype=torch.float64))

@@ -10,7 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Score:
-    """The negative log-likelihood of some text, with what it can be divided by."""
+    """The negative log-likelihood of some text, with what it can be divided by.
+
+    Where the corpus says which tokens are targets, `tokens` and `bytes` count these only, and there are no words.
+    """
 
     nats: float
     tokens: int

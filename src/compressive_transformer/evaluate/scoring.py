@@ -119,7 +119,7 @@ def score_documents(
                 learner.begin()
             with torch.set_grad_enabled(learner is not None):
                 output = model(segment.tokens.to(device), memory, segment.lengths, segment.targets.to(device))
-                loss = output.nats.sum() / segment.total_targets
+                loss = output.nats.sum() / max(segment.total_targets, 1)
             scored, reading = output.nats.detach().cpu(), segment.documents >= 0
             nats.index_add_(0, segment.documents[reading], scored.sum(1)[reading])
             for tally in tallies:
@@ -137,8 +137,8 @@ def evaluation_of(
 ) -> Evaluation:
     """What `nats [documents]` and tallies amount to, and the conditions under which they came about."""
     scores = [
-        (document.title, Score(lost, document.tokens, document.words, document.bytes))
-        for document, lost in zip(split.documents, nats.tolist(), strict=True)
+        (document.title, Score(lost, *_counts(split, number)))
+        for number, (document, lost) in enumerate(zip(split.documents, nats.tolist(), strict=True))
     ]
     total = Score(
         nats=math.fsum(score.nats for _, score in scores),
@@ -164,6 +164,15 @@ def evaluation_of(
         },
     }
     return Evaluation(total, tuple(scores), conditions, {tally.name: tally.scores() for tally in tallies})
+
+
+def _counts(split: Split, number: int) -> tuple[int, int, int]:
+    """Tokens, words and bytes of what is scored of a document."""
+    document = split.documents[number]
+    if split.targets is None:
+        return document.tokens, document.words, document.bytes
+    targets = split.count_targets(number)
+    return targets, 0, targets  # such corpora are bytes as they are
 
 
 def _standing(split: Split) -> str | None:

@@ -14,6 +14,7 @@ from ..config import ModelConfig, PerLayer, TrainConfig, check_range, check_type
 from ..corpus import Corpus
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer, with_lengths
+from ..recall import answers_of
 from ..settings import as_table, from_mapping, read_toml
 
 TABLES = ("model", "train", "evaluate")
@@ -27,8 +28,9 @@ class EvaluateConfig:
     Raises CompressiveError that names the field, its value and the valid range.
     """
 
-    task: Literal["text"] = "text"
-    """What is measured: "text", the prediction of the split's documents, as `evaluate` does."""
+    task: Literal["text", "recall"] = "text"
+    """What is measured: "text", the prediction of the split's documents, as `evaluate` does; "recall", the share of
+    right answers, as `recall_accuracy` does."""
     split: Literal["train", "validation", "test"] = "validation"
     """The split of the corpus that is scored."""
     tokens: int = 0
@@ -147,6 +149,8 @@ def read_plan(source: str | Path | Mapping[str, Any], corpus: Corpus) -> Plan:
     if not isinstance(baseline, str) or baseline not in named:
         raise CompressiveError(f"{where}: baseline ({baseline!r}) must be one of the settings: {', '.join(named)}")
     _check_different(settings, where)
+    if (scored := settings[0].evaluate).task == "recall":
+        answers_of(corpus.split(scored.split))
     return Plan(None if isinstance(source, Mapping) else where, tables, seeds, baseline, settings)
 
 

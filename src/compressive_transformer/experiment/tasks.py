@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..comparison import compare_runs
+import numpy as np
+
+from ..comparison import compare_runs, interval_of, resampled, student_interval
 from ..corpus import Split
 from ..evaluate import beginnings, evaluate
 from ..model import CompressiveTransformer
+from ..recall import recall_accuracy
 from ..tokenizer import Tokenizer
 from .plan import EvaluateConfig
 
@@ -42,8 +46,33 @@ class Task:
 def _score_text(
     model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, config: EvaluateConfig
 ) -> dict[str, Any]:
-    chosen = beginnings(split, tokenizer, config.tokens) if config.tokens else split
-    return evaluate(model, chosen, batch=config.batch).table()
+    return evaluate(model, _part(tokenizer, split, config), batch=config.batch).table()
+
+
+def _score_recall(
+    model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, config: EvaluateConfig
+) -> dict[str, Any]:
+    return recall_accuracy(model, _part(tokenizer, split, config), batch=config.batch).table()
+
+
+def _part(tokenizer: Tokenizer, split: Split, config: EvaluateConfig) -> Split:
+    return beginnings(split, tokenizer, config.tokens) if config.tokens else split
+
+
+def _compare_recall(baseline: Sequence[Table], setting: Sequence[Table]) -> dict[str, Any]:
+    """Accuracies, setting − baseline: more is better. All scores are of the same documents."""
+    differences = [own["accuracy"] - other["accuracy"] for other, own in zip(baseline, setting, strict=True)]
+    right = np.array([[[d["right"] for d in score["documents"]] for score in side] for side in (baseline, setting)])
+    answers = np.array([document["answers"] for document in baseline[0]["documents"]], np.float64)
+    drawn = resampled(np.stack([(right[1] - right[0]).mean(0), answers])) if len(answers) > 1 else None
+    return {
+        "documents": len(answers),
+        "runs": len(differences),
+        "difference": statistics.fmean(differences),
+        "differences": differences,
+        "difference_over_documents": None if drawn is None else interval_of(drawn[0] / drawn[1]),
+        "difference_over_runs": student_interval(differences) if len(differences) > 1 else None,
+    }
 
 
 TASKS: dict[str, Task] = {
@@ -52,4 +81,5 @@ TASKS: dict[str, Task] = {
         measures=(Measure("bits_per_byte", "bits per byte", 4), Measure("word_perplexity", "word perplexity", 2)),
         compare=lambda baseline, setting: compare_runs(baseline, setting).table(),
     ),
+    "recall": Task(score=_score_recall, measures=(Measure("accuracy", "accuracy", 4),), compare=_compare_recall),
 }

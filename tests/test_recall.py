@@ -1,0 +1,316 @@
+"""Distant recall: what the made-up documents promise, which tokens are learned from, and how answers are counted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compressive_transformer.checkpoint import read_json
+from compressive_transformer.cli import main
+from compressive_transformer.corpus import Corpus, Split, open_corpus, prepare
+from compressive_transformer.corpus.synthetic import FILLER, KEYS, LENGTH, SPACING, VALUES, recall_document
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.evaluate import ByPosition, dynamic_evaluate, evaluate
+from compressive_transformer.experiment.drawing import draw
+from compressive_transformer.experiment.plan import read_plan
+from compressive_transformer.experiment.report import summarise
+from compressive_transformer.experiment.running import finish
+from compressive_transformer.lanes import IGNORE, Lanes
+from compressive_transformer.memory import SlotLayout
+from compressive_transformer.model import CompressiveTransformer
+from compressive_transformer.recall import REACHES, Answer, Bucket, answers_of, count_right, reach_of, recall_accuracy
+from runs import tiny_model, tiny_run
+from small import small_config
+
+pytestmark = pytest.mark.usefixtures("cpu")
+
+# Segments, memory and rate divide nothing; answers lie in each of the three reaches.
+MODEL = {"segment_length": 37, "memory_length": 20, "compressed_length": 16, "compression_rate": 3, "n_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return prepare("recall:30-120:3", tmp_path_factory.mktemp("recall") / "data")
+
+
+def part(corpus: Corpus, count: int, tokens: int = LENGTH) -> Split:
+    """A split of the beginnings of the first documents."""
+    documents = corpus.validation.documents[:count]
+    return replace(corpus.validation, documents=tuple(replace(document, tokens=tokens) for document in documents))
+
+
+def model_for_recall(**fields: Any) -> CompressiveTransformer:
+    """A model whose likeliest tokens change from place to place, since its weights are large, and are often right."""
+    model = tiny_model(**{**MODEL, **fields}).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+# --- the documents ---
+
+
+@pytest.mark.parametrize(("least", "greatest"), [(75, 140), (150, 280), (100, 100), (8, 1279)])
+def test_a_key_has_one_value_and_occurs_again_within_the_range_apart_from_all_others(least: int, greatest: int) -> None:
+    for seed in range(20):
+        document = recall_document(np.random.default_rng(seed), least=least, greatest=greatest)
+        assert len(document) == LENGTH
+        places = [place for place, byte in enumerate(document) if byte in KEYS]
+        for key in KEYS:
+            own = [place for place in places if document[place] == key]
+            assert not own or own[0] < greatest
+            assert all(least <= distance <= greatest for distance in np.diff(own))
+            assert len({document[place + 1] for place in own}) <= 1
+        assert all(document[place + 1] in VALUES for place in places)
+        assert min(np.diff(places)) >= 2 + SPACING
+        rest = [byte for place, byte in enumerate(document) if place not in places and place - 1 not in places]
+        assert set(rest) == set(FILLER)
+
+
+def test_keys_values_and_filler_are_apart_and_all_distances_of_the_range_are_as_frequent() -> None:
+    assert len({*KEYS, *VALUES, *FILLER}) == 8 + 32 + 16
+    documents = [recall_document(np.random.default_rng(seed), least=75, greatest=140) for seed in range(60)]
+    distances = np.concatenate(
+        [np.diff([place for place, byte in enumerate(text) if byte == key]) for text in documents for key in KEYS]
+    )
+    counts = np.histogram(distances, bins=6, range=(75, 141))[0]
+    assert 4500 < counts.sum() < 5500
+    assert counts.min() > 0.85 * counts.max()
+    values = np.bincount([byte for text in documents for byte in text], minlength=256)[list(VALUES)]
+    assert values.all()
+
+
+def test_a_corpus_is_the_same_each_time_and_no_two_documents_are(data: Corpus, tmp_path: Path) -> None:
+    again, more = (prepare(f"recall:30-120:{count}", tmp_path / str(count)) for count in (3, 5))
+    assert again.fingerprint == data.fingerprint != more.fingerprint
+    texts = [split.read(number).tobytes() for split in data.splits.values() for number in range(len(split.documents))]
+    assert len(set(texts)) == len(texts) == 3 + 32 + 64
+    assert more.train.read(2).tolist() == data.train.read(2).tolist()
+    assert more.test.read(63).tolist() == data.test.read(63).tolist()
+
+
+@pytest.mark.parametrize("setting", ["", "75", "75-", "7-30", "30-20", "30-1280", "30-40:0", "a-b", "30-40:5:6"])
+def test_distances_that_cannot_be_are_refused(setting: str, tmp_path: Path) -> None:
+    with pytest.raises(CompressiveError, match=rf"^recall:{setting}( must be recall:LEAST-GREATEST|: distances must)"):
+        prepare(f"recall:{setting}", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+# --- what is learned from and scored ---
+
+
+def test_values_are_the_only_targets_and_all_else_is_input_as_ever(data: Corpus) -> None:
+    split = part(data, 5)
+    everything = replace(split, targets=None)
+    pairs = list(zip(Lanes(split, batch=3, length=7), Lanes(everything, batch=3, length=7), strict=True))
+    assert any(ours.total_targets == 0 for ours, _ in pairs)
+    for ours, plain in pairs:
+        assert torch.equal(ours.tokens, plain.tokens)
+        wanted = torch.isin(plain.targets, torch.tensor(list(VALUES)))
+        assert torch.equal(ours.targets, plain.targets.where(wanted, torch.tensor(IGNORE)))
+        assert ours.total_targets == int(wanted.sum())
+
+
+def test_targets_are_counted_over_all_processes(data: Corpus) -> None:
+    split = part(data, 5)
+    whole = Lanes(split, batch=4, length=50)
+    shares = [Lanes(split, batch=4, length=50, rank=rank, world=2) for rank in range(2)]
+    for segment, *parts in zip(whole, *shares, strict=True):
+        assert torch.equal(segment.targets, torch.cat([own.targets for own in parts]))
+        assert {own.total_targets for own in parts} == {segment.total_targets}
+
+
+def test_a_score_is_of_the_targets_alone(data: Corpus) -> None:
+    split, model = part(data, 3), model_for_recall()
+    result = evaluate(model, split, batch=2, by=[ByPosition(data)])
+    nats = []
+    for number in range(3):
+        ids = torch.tensor(split.read(number))
+        logits = model(torch.cat([torch.tensor([256]), ids[:-1]])[None]).logits[0]
+        places = [place for place, id in enumerate(ids.tolist()) if id in VALUES]
+        nats.append(-logits.log_softmax(-1)[places, ids[places]].sum().item())
+        score = result.documents[number][1]
+        assert (score.tokens, score.words, score.bytes) == (len(places), 0, len(places))
+        assert score.nats == pytest.approx(nats[-1])
+    total = result.total
+    assert sum(score.tokens for _, score in result.buckets["by_position"]) == total.tokens
+    assert sum(score.bytes for _, score in result.buckets["by_position"]) == total.bytes
+    assert sum(score.nats for _, score in result.buckets["by_position"]) == pytest.approx(total.nats)
+    assert evaluate(model, split, batch=1).total.nats == dynamic_evaluate(model, split, learning_rate=0.0).total.nats
+
+
+def test_a_training_goes_on_over_steps_without_targets(data: Corpus, tmp_path: Path) -> None:
+    small = {"batch": 1, "log_every": 1, "steps": 12, "validate_every": 6, "sample_every": 0}
+    model = tiny_run(data, tmp_path / "run", model={"segment_length": 2}, **small)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    losses = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines() if "loss" in line]
+    assert 0.0 in [entry["loss"] for entry in losses if "loss" in entry]
+
+
+def test_targets_that_cannot_be_are_refused(data: Corpus, tmp_path: Path) -> None:
+    shutil.copytree(data.path, tmp_path / "data")
+    file = tmp_path / "data/documents.json"
+    index = json.loads(file.read_text(encoding="utf-8"))
+    for targets in ([], [256], [-1], ["a"], [1.0], {"1": 1}, "all"):
+        file.write_text(json.dumps({**index, "targets": targets}))
+        with pytest.raises(CompressiveError, match="targets must be a list of token ids below 256, at least one"):
+            open_corpus(tmp_path / "data")
+
+
+# --- answers ---
+
+
+def test_answers_are_the_values_of_keys_that_occurred_before(data: Corpus) -> None:
+    for number, answers in enumerate(answers_of(data.test)):
+        ids, expected = data.test.read(number).tolist(), []
+        for place, id in enumerate(ids):
+            earlier = [before for before in range(place) if ids[before] == id and id in KEYS]
+            if id in KEYS and earlier:
+                expected.append(Answer(place + 1, place + 2, place - earlier[-1]))
+        assert answers == expected
+        assert all(ids[answer.first] == ids[answer.first - answer.distance] for answer in answers)
+
+
+def test_an_answer_is_right_where_all_its_tokens_are() -> None:
+    answers = [[Answer(1, 2, 1), Answer(3, 5, 2)], [Answer(0, 2, 1)], []]
+    hits = [np.array([0, 1, 0, 1, 0], bool), np.array([1, 1], bool), np.zeros(3, bool)]
+    assert count_right(answers, hits) == [[True, False], [True], []]
+    assert count_right(answers, [np.ones_like(of_document) for of_document in hits]) == [[True, True], [True], []]
+
+
+def test_accuracy_is_that_of_single_steps(data: Corpus) -> None:
+    split, model = part(data, 3, tokens=310), model_for_recall()
+    asked, right = answers_of(split), []
+    for number, answers in enumerate(asked):
+        ids, memory, likeliest = split.read(number).tolist(), model.empty_memory(1), []
+        for token in [256, *ids[:-1]]:
+            with torch.no_grad():
+                output = model(torch.tensor([[token]]), memory)
+            memory = output.memory
+            likeliest.append(int(output.logits[0, -1].argmax()))
+        right.append([likeliest[answer.first] == ids[answer.first] for answer in answers])
+    result = recall_accuracy(model, split, batch=2)
+    assert [(bucket.answers, bucket.right) for bucket in result.documents] == [(len(of), sum(of)) for of in right]
+    assert 0 < result.total.right < result.total.answers
+    assert result.accuracy == sum(map(sum, right)) / sum(map(len, right))
+
+
+def test_accuracy_does_not_depend_on_the_batch_and_every_way_to_divide_answers_holds_all(data: Corpus) -> None:
+    split, model = part(data, 5), model_for_recall().train()
+    result = recall_accuracy(model, split)
+    assert result == recall_accuracy(model, split, batch=1) == recall_accuracy(model, split, batch=2)
+    assert model.training
+    for buckets in (result.by_reach, result.by_distance, result.documents):
+        assert sum(bucket.answers for bucket in buckets) == result.total.answers
+        assert sum(bucket.right for bucket in buckets) == result.total.right
+    assert all(bucket.answers for bucket in result.by_reach)
+    assert [bucket.label for bucket in result.by_reach] == list(REACHES)
+    distances = [answer.distance for of_document in answers_of(split) for answer in of_document]
+    assert len(result.by_distance) == 4
+    for bucket in result.by_distance:
+        low, high = map(int, bucket.label.split("–"))
+        assert bucket.answers == sum(low <= distance <= high for distance in distances)
+    assert result.chance == 1 / 32
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        MODEL,
+        {**MODEL, "compressed_length": 0},
+        {**MODEL, "n_layers": 2, "memory_length": (0, 20), "compressed_length": (16, 3)},
+    ],
+)
+def test_what_holds_an_answer_is_the_slot_that_stands_for_its_token(fields: dict[str, Any]) -> None:
+    config = small_config(**fields)
+    for place in range(2, 230, 7):
+        for distance in range(1, place + 1, 3):
+            # The token at `place` - `distance` is the input after it.
+            state, segment = place - distance + 1, place - place % 37
+            nearest = 2
+            for layer in range(config.n_layers):
+                compressed, recent = SlotLayout.of(config, layer).slot_spans(segment)
+                if state >= segment or any(state in span for span in recent):
+                    nearest = 0
+                elif any(state in span for span in compressed):
+                    nearest = min(nearest, 1)
+            assert reach_of(config, Answer(place, place + 1, distance)) == nearest
+
+
+def test_a_corpus_without_answers_and_one_of_other_tokens_are_refused(corpus: Corpus, data: Corpus) -> None:
+    with pytest.raises(CompressiveError, match="split test has no answers: distant recall is measured on a corpus"):
+        recall_accuracy(tiny_model(), corpus.test)
+    with pytest.raises(CompressiveError, match="the corpus has 257 token ids, the model 300"):
+        recall_accuracy(tiny_model(vocab_size=300), data.test)
+
+
+def test_a_bucket_without_answers_has_no_accuracy() -> None:
+    assert Bucket("none", 0, 0).table() == {"label": "none", "answers": 0, "right": 0, "accuracy": None}
+
+
+# --- the command and experiments ---
+
+
+def test_the_command_prints_the_accuracy_of_a_run(
+    data: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_run(data, tmp_path / "run", model=MODEL, steps=1, warmup=1, validate_every=0, sample_every=0)
+    arguments = ["compressive", "recall", str(tmp_path / "run"), str(data.path), "--split", "test", "--batch", "64"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    main()
+    shown = capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*arguments, "--json"])
+    main()
+    table = json.loads(capsys.readouterr().out)
+    assert shown.splitlines()[0] == f"test: {table['answers']:,} answers in 64 documents"
+    assert shown.splitlines()[1] == f"accuracy          {table['accuracy']:.4f}   (chance 0.0312)"
+    for bucket in (*table["by_reach"], *table["by_distance"]):
+        assert f"{bucket['label']:<28}{bucket['answers']:>10,}{bucket['accuracy']:>10.4f}\n" in shown
+    assert len(table["documents"]) == 64
+
+
+PLAN: dict[str, Any] = {
+    "seeds": [0, 1],
+    "baseline": "short",
+    "model": {"d_model": 16, "n_heads": 2, **MODEL},
+    "train": {"steps": 2, "batch": 2, "warmup": 1, "validate_every": 1, "learning_rate": 0.3, "clip": 10.0},
+    "evaluate": {"task": "recall", "batch": 32},
+    "settings": {"short": {"model": {"compressed_length": 0}}, "long": {}},
+}
+
+
+def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None:
+    plan = read_plan(PLAN, data)
+    for run in plan.runs():
+        finish(run, data, tmp_path / "out")
+    results = summarise(plan, data, tmp_path / "out", processes=1, failed={})
+    table = results.table()
+    short, long = (entry["measures"]["accuracy"]["values"] for entry in table["settings"])
+    against = table["settings"][1]["against_baseline"]
+    assert against["differences"] == [own - other for other, own in zip(short, long, strict=True)]
+    assert against["difference"] == pytest.approx(np.mean(long) - np.mean(short))
+    low, high = against["difference_over_runs"]
+    half = 12.7062 * np.std(against["differences"], ddof=1) / 2**0.5  # Student's t of one degree of freedom
+    assert (low + high) / 2 == pytest.approx(against["difference"])
+    assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
+    low, high = against["difference_over_documents"]
+    assert low <= against["difference"] <= high
+    assert against["documents"] == 32
+    score = read_json(tmp_path / "out/runs/long/seed-0/result.json")["score"]
+    assert score["accuracy"] == score["right"] / score["answers"]
+    assert "| setting | seeds | accuracy | − short |" in str(results)
+    assert draw(table, tmp_path) == ["curves.svg", "settings.svg"]
+
+
+def test_a_plan_to_measure_recall_where_there_are_no_answers_is_refused_before_anything_runs(corpus: Corpus) -> None:
+    with pytest.raises(CompressiveError, match="split validation has no answers"):
+        read_plan(PLAN, corpus)
