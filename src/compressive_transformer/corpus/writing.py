@@ -68,14 +68,18 @@ def prepare(
         dtype = "uint16" if made.vocab_size <= 2**16 else "uint32"
         splits, lossless = _write_tokens(folder, opened, made, DTYPES[dtype], report)
         assert lossless or kind in ("huggingface", "words"), f"the tokenizer {kind} must be lossless"
-        made_of = {"source": opened.name, "benchmark": opened.benchmark, "split_rule": opened.rule}
-        made_of.update(reading=opened.reading, tokenizer=kind)
         numbers = {"vocab_size": made.vocab_size, "lossless": lossless, "dtype": dtype}
-        targets = {"targets": list(opened.targets)} if opened.targets else {}
-        index = {"format": FORMAT, "version": VERSION, **made_of, **numbers, **targets, "splits": splits}
+        index = {"format": FORMAT, "version": VERSION, **_made_of(opened, kind), **numbers, "splits": splits}
         content = json.dumps(index, ensure_ascii=False, indent=1) + "\n"
         (folder / "documents.json").write_text(content, encoding="utf-8", newline="\n")
     return open_corpus(out)
+
+
+def _made_of(source: Source, tokenizer: str) -> dict[str, Any]:
+    """What the index says of the source; `targets` only where it has some."""
+    made_of = {"source": source.name, "benchmark": source.benchmark, "split_rule": source.rule}
+    made_of.update(reading=source.reading, tokenizer=tokenizer)
+    return {**made_of, "targets": list(source.targets)} if source.targets else made_of
 
 
 class _SplitWriter:
