@@ -307,8 +307,9 @@ def test_the_same_tokens_later_in_a_stream_give_the_same_logits(position):
 
 def test_rotary_slots_of_one_token_stand_at_that_token_in_either_numbering():
     # With rate 1 and c = identity nothing is compressed: one long recent memory.
-    fields, tokens = {"position": "rotary", "compression_rate": 1, "compressed_scale": "free"}, random_tokens(2, 60)
+    fields = {"position": "rotary", "compression_rate": 1, "compression": "mean", "compressed_scale": "free"}
     span, unit = (small_model(**fields, compressed_position=numbering) for numbering in ("span", "unit"))
+    tokens = random_tokens(2, 60)
     longer = small_model(position="rotary", memory_length=8, compressed_length=0)
     assert torch.equal(span(tokens).logits, unit(tokens).logits)
     assert_close(span(tokens).logits, longer(tokens).logits, 1e-12)
