@@ -33,6 +33,7 @@ from compressive_transformer.evaluate import beginnings, evaluate
 from compressive_transformer.experiment.plan import Run, read_plan
 from compressive_transformer.experiment.report import summarise
 from compressive_transformer.experiment.running import RESULT, finish, result_of, steps_done
+from compressive_transformer.experiment.watching import Watch
 from compressive_transformer.experiment.workers import alone_in
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.train import Trainer, train
@@ -191,6 +192,14 @@ def test_how_far_a_training_is_follows_its_log(corpus: Corpus, done: Path, copie
         log.write('{"step": 7')  # being written
     assert steps_done(run, copied) == 6
     assert steps_done(run, copied / "none") == 0
+
+
+def test_progress_counts_every_segment_that_a_step_reads(corpus: Corpus, tmp_path: Path) -> None:
+    settings = {"one": {}, "three": {"model": {"compression_loss": "bptt"}, "train": {"bptt_segments": 3}}}
+    one, three = runs_of(plan_with(settings=settings, baseline="one", seeds=[0]), corpus)
+    lane = TRAIN["steps"] * MODEL["segment_length"]
+    assert Watch([one], tmp_path).total == lane * TRAIN["batch"]
+    assert Watch([three], tmp_path).total == 3 * lane * TRAIN["batch"]
 
 
 # --- all runs ---

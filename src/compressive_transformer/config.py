@@ -225,6 +225,10 @@ class TrainConfig:
         if self.batch % self.accumulation:
             raise CompressiveError(f"accumulation ({self.accumulation}) must divide batch ({self.batch})")
 
+    def segments_of(self, model: ModelConfig) -> int:
+        """Segments of each lane that one step of this model reads."""
+        return self.bptt_segments if model.compression_loss == "bptt" else 1
+
 
 def check_types(config: Any) -> None:
     """Raise CompressiveError where a field of a dataclass does not hold what its annotation says."""

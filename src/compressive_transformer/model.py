@@ -213,8 +213,8 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
     Targets of -100 are ignored; without any target the loss is 0.
     """
-    total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
-    return total / (targets != -100).sum().clamp(min=1)
+    total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    return total / (targets != IGNORE).sum().clamp(min=1)
 
 
 def _checked_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:

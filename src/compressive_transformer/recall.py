@@ -109,11 +109,7 @@ def recall_accuracy(model: CompressiveTransformer, split: Split, *, batch: int =
 
     Raises CompressiveError for a corpus without answers, and for one of another tokenizer than the model's.
     """
-    if split.vocab_size != model.config.vocab_size:
-        raise CompressiveError(
-            f"the corpus has {split.vocab_size} token ids, the model {model.config.vocab_size}; "
-            "prepare the corpus with the tokenizer of the model's run"
-        )
+    split.require_ids(model.config.vocab_size)
     answers = answers_of(split)
     right = count_right(answers, _predicted(model, split, batch))
     return _summary(model.config, split, answers, right)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .compression import attention_reconstruction, matched
 from .corpus import Split
-from .errors import CompressiveError
 from .lanes import Lanes, Segment
 from .memory import Memory, SlotLayout, new_groups
 from .model import CompressiveTransformer
@@ -39,11 +38,7 @@ def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch
 
     Raises CompressiveError where the split was made with another tokenizer than the model's.
     """
-    if split.vocab_size != model.config.vocab_size:
-        raise CompressiveError(
-            f"the corpus has {split.vocab_size} token ids, the model {model.config.vocab_size}; "
-            "prepare the corpus with the tokenizer of the model's run"
-        )
+    split.require_ids(model.config.vocab_size)
     batch, training = min(batch, len(split.documents)), model.training
     memory = model.empty_memory(batch)
     totals = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)

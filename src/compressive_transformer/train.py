@@ -89,7 +89,7 @@ class Trainer:
         # A step whose lanes all read short documents compresses nothing, so f_c may get no gradient.
         parallel, window = nn.parallel.DistributedDataParallel, Window(model, config.precision)
         self.window = parallel(window, find_unused_parameters=True) if processes.world > 1 else window
-        self.segments = config.bptt_segments if model.config.compression_loss == "bptt" else 1
+        self.segments = config.segments_of(model.config)
         self.optimiser = Optimiser(model, config)
         self.lanes = Lanes(
             corpus.train,

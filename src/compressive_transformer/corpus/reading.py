@@ -77,6 +77,14 @@ class Split:
         """The id that stands before each document as first input; never a target."""
         return self.vocab_size - 1
 
+    def require_ids(self, vocab_size: int) -> None:
+        """Raise CompressiveError unless a model with `vocab_size` ids can read the split."""
+        if self.vocab_size != vocab_size:
+            raise CompressiveError(
+                f"the corpus has {self.vocab_size} token ids, the model {vocab_size}; "
+                "prepare the corpus with the tokenizer of the model's run"
+            )
+
     def read(self, document: int, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
         """The tokens `start` to `stop` of a document (its end if None), in memory, as int64.
 

@@ -104,11 +104,7 @@ def score_documents(
     With a `learner` each segment is scored first and learnt from then, which makes sense for a single lane. The
     model is left in the mode in which it came.
     """
-    if split.vocab_size != model.config.vocab_size:
-        raise CompressiveError(
-            f"the corpus has {split.vocab_size} token ids, the model {model.config.vocab_size}; "
-            "prepare the corpus with the tokenizer of the model's run"
-        )
+    split.require_ids(model.config.vocab_size)
     nats = torch.zeros(len(split.documents), dtype=torch.float64)
     device = model.embedding.weight.device
     memory = None

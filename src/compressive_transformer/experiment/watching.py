@@ -74,4 +74,5 @@ class Watch:
 
 
 def _tokens(run: Run, steps: int) -> int:
-    return steps * run.train.batch * run.setting.model.segment_length
+    model = run.setting.model
+    return steps * run.train.batch * run.train.segments_of(model) * model.segment_length
