@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+import compressive_transformer
 from compressive_transformer.checkpoint import read_json
 from compressive_transformer.cli import main
 from compressive_transformer.corpus import Corpus, Split, open_corpus, prepare
+from compressive_transformer.corpus.passkey import LENGTH as PASSKEY_LENGTH
 from compressive_transformer.corpus.synthetic import FILLER, KEYS, LENGTH, SPACING, VALUES, recall_document
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import ByPosition, dynamic_evaluate, evaluate
@@ -28,6 +32,8 @@ from compressive_transformer.model import CompressiveTransformer
 from compressive_transformer.recall import REACHES, Answer, Bucket, answers_of, count_right, reach_of, recall_accuracy
 from runs import tiny_model, tiny_run
 from small import small_config
+
+SAMPLE = Path(compressive_transformer.__file__).parent / "sample"
 
 pytestmark = pytest.mark.usefixtures("cpu")
 
@@ -255,6 +261,74 @@ def test_a_corpus_without_answers_and_one_of_other_tokens_are_refused(corpus: Co
 
 def test_a_bucket_without_answers_has_no_accuracy() -> None:
     assert Bucket("none", 0, 0).table() == {"label": "none", "answers": 0, "right": 0, "accuracy": None}
+
+
+# --- keys hidden in text ---
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return prepare(f"passkey:{SAMPLE}:100-900:3", tmp_path_factory.mktemp("passkey") / "data")
+
+
+def test_keys_hidden_in_text_keep_their_numbers_and_distances_and_the_text_stays(hidden: Corpus) -> None:
+    sentence = re.compile(rb" The key of ([A-Z][a-z]{4}) is ([0-9]{4})\. ")
+    assert [len(split.documents) for split in hidden.splits.values()] == [3, 32, 53]
+    for split in hidden.splits.values():
+        source = sorted((SAMPLE / split.name).glob("*.txt"))[0].read_bytes()
+        text = re.sub(rb"[0-9]", b"", source.replace(b"\r\n", b"\n"))
+        document = bytes(split.read(0).tolist())
+        assert len(document) == PASSKEY_LENGTH
+        found = list(sentence.finditer(document))
+        assert text.startswith(sentence.sub(b"", document))
+        assert len(found) > 20
+        numbers = {match[1]: match[2] for match in found}
+        assert len(set(numbers.values())) == len(numbers) == 8
+        asked = []
+        for name, number in numbers.items():
+            own = [match for match in found if match[1] == name]
+            assert {match[2] for match in own} == {number}
+            starts = [match.start(2) for match in own]
+            assert all(100 <= distance <= 900 for distance in np.diff(starts))
+            asked += [Answer(start, start + 4, start - before) for before, start in pairwise(starts)]
+        assert answers_of(split)[0] == sorted(asked)
+    assert set(np.flatnonzero(hidden.test.is_target(np.arange(256)))) == set(b"0123456789")
+
+
+def test_hidden_keys_are_the_same_each_time_and_in_text_without_splits_too(hidden: Corpus, tmp_path: Path) -> None:
+    again = prepare(f"passkey:{SAMPLE}:100-900:3", tmp_path / "again")
+    assert again.fingerprint == hidden.fingerprint
+    whole = prepare(f"passkey:{SAMPLE / 'train'}:100-900:5", tmp_path / "whole", holdout=3)
+    assert [len(split.documents) for split in whole.splits.values()] == [2, 2, 1]
+    assert len({split.read(n).tobytes() for split in whole.splits.values() for n in range(len(split.documents))}) == 5
+
+
+def test_recall_in_text_counts_whole_numbers(hidden: Corpus) -> None:
+    split = replace(hidden.test, documents=hidden.test.documents[:1])
+    result = recall_accuracy(model_for_recall(), split)
+    assert result.chance == pytest.approx(1e-4)
+    assert result.total.answers == len(answers_of(split)[0])
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("", "must be passkey:SOURCE:LEAST-GREATEST"),
+        ("SOURCE", "must be passkey:SOURCE:LEAST-GREATEST"),
+        ("SOURCE:20-300", "distances must rise from 27 on"),
+        ("SOURCE:300-200", "distances must rise from 27 on"),
+        ("SOURCE:100-8166", "be at most 8165 tokens"),
+        ("SOURCE:100-200:0", "there must be training documents"),
+        ("recall:75-140:100-900", "keys can be hidden in text only, and recall:75-140 is not text"),
+        ("SHORT:100-200", "needs texts of at least 8,192 bytes without digits"),
+    ],
+)
+def test_keys_that_cannot_be_hidden_are_refused(setting: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("1" * 9000 + "short")
+    source = setting.replace("SOURCE", str(SAMPLE)).replace("SHORT", str(tmp_path / "short.txt"))
+    with pytest.raises(CompressiveError, match=rf"passkey:.*{said}"):
+        prepare(f"passkey:{source}", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 # --- the command and experiments ---

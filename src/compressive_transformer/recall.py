@@ -60,7 +60,7 @@ class Recall:
 
     total: Bucket
     chance: float
-    """Accuracy of a guess among all that an answer can be."""
+    """Accuracy of a guess among all that an answer of its length can be."""
     by_reach: tuple[Bucket, ...]
     """By the memory that holds the last occurrence when its answer is predicted, in the layer where it is nearest."""
     by_distance: tuple[Bucket, ...]
@@ -118,13 +118,13 @@ def recall_accuracy(model: CompressiveTransformer, split: Split, *, batch: int =
 def answers_of(split: Split) -> list[list[Answer]]:
     """The answers of each document, told from its tokens alone.
 
-    They are the targets before which stands a token that stood before a target already. Raises CompressiveError
-    where there is none.
+    They are the runs of targets that stood in the document before, after the same token. Raises CompressiveError where
+    there is none.
     """
     answers = [_answers_in(split, split.read(number)) for number in range(len(split.documents))]
     if not any(answers):
         raise CompressiveError(
-            f"split {split.name} has no answers: distant recall is measured on a corpus made from recall:LEAST-GREATEST"
+            f"split {split.name} has no answers: distant recall is measured on a corpus made from recall: or passkey:"
         )
     return answers
 
@@ -155,13 +155,17 @@ def reach_of(config: ModelConfig, answer: Answer) -> int:
 
 
 def _answers_in(split: Split, ids: NDArray[np.int64]) -> list[Answer]:
-    last: dict[int, int] = {}
+    if not split.targets:
+        return []
+    last: dict[tuple[int, ...], int] = {}
     answers = []
-    for place in np.flatnonzero(split.is_target(ids)).tolist() if split.targets else []:
-        key = int(ids[place - 1]) if place else split.start_id
-        if key in last:
-            answers.append(Answer(place, place + 1, place - last[key]))
-        last[key] = place
+    # 1 where a run begins, -1 after its end.
+    borders = np.diff(split.is_target(ids).astype(np.int8), prepend=0, append=0)
+    for first, stop in zip(np.flatnonzero(borders == 1).tolist(), np.flatnonzero(borders == -1).tolist(), strict=True):
+        said = (int(ids[first - 1]) if first else split.start_id, *ids[first:stop].tolist())
+        if said in last:
+            answers.append(Answer(first, stop, first - last[said]))
+        last[said] = first
     return answers
 
 
@@ -202,7 +206,7 @@ def _summary(
     documents = zip(split.documents, right, strict=True)
     return Recall(
         total=_bucket("total", known),
-        chance=1 / len(split.targets or ()),
+        chance=float(np.mean([len(split.targets or ()) ** (answer.first - answer.stop) for answer in asked])),
         by_reach=tuple(_bucket(label, known[reaches == number]) for number, label in enumerate(REACHES)),
         by_distance=tuple(
             _bucket(f"{low:,}–{high - 1:,}", known[(low <= distances) & (distances < high)])

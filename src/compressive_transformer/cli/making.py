@@ -36,11 +36,12 @@ def prepare(
         source: A folder of .txt files, one document each, with sub-folders train/, validation/ and test/ or
             without; a .jsonl file or a folder of such; hf:NAME for a Hugging Face dataset (extra `data`);
             enwik8:FILE, the file or its .zip; wikitext:FOLDER with wiki.train.tokens and so on; audio:FOLDER of
-            .wav files; or recall:LEAST-GREATEST, made-up documents with keys that occur again after so many tokens.
+            .wav files; recall:LEAST-GREATEST, made-up documents with keys that occur again after so many tokens; or
+            passkey:SOURCE:LEAST-GREATEST, the text of another source with such keys hidden in it.
         out: The corpus's folder, to be made.
         tokenizer: "bytes", which is what text is read with if nothing is said, "bpe" (byte-level, trained here on
             the training documents), or a path to a Hugging Face tokenizer (a tokenizer.json or a folder with one).
-            enwik8: and recall: are read as bytes, wikitext: as words, audio: as samples.
+            enwik8:, recall: and passkey: are read as bytes, wikitext: as words, audio: as samples.
         vocab_size: Most token ids of "bpe".
         holdout: Where the source has no splits: of every so many documents one goes to validation and one to
             test; 0 takes all for training.

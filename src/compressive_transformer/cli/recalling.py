@@ -27,7 +27,8 @@ def recall(
 
     Args:
         run: A run that `compressive train` wrote, trained on such a corpus.
-        data: A corpus that `compressive prepare recall:LEAST-GREATEST` made.
+        data: A corpus that `compressive prepare` made from recall:LEAST-GREATEST or from
+            passkey:SOURCE:LEAST-GREATEST.
         split: train, validation or test.
         batch: Documents that are read side by side; the result does not depend on it.
         json: Print everything as JSON, document by document.

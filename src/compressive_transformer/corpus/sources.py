@@ -18,10 +18,18 @@ from ..errors import CompressiveError
 from .audio import audio
 from .benchmarks import enwik8, wikitext
 from .documents import WHOLE, Parts, Source, Text
+from .passkey import passkey
 from .reading import SPLITS
 from .synthetic import recall
 
-PREFIXES = ("hf:NAME", "enwik8:FILE", "wikitext:FOLDER", "audio:FOLDER", "recall:LEAST-GREATEST")
+PREFIXES = (
+    "hf:NAME",
+    "enwik8:FILE",
+    "wikitext:FOLDER",
+    "audio:FOLDER",
+    "recall:LEAST-GREATEST",
+    "passkey:SOURCE:LEAST-GREATEST",
+)
 
 
 def open_source(source: str | Path, *, holdout: int, field: str) -> Source:
@@ -46,6 +54,8 @@ def open_source(source: str | Path, *, holdout: int, field: str) -> Source:
             return audio(Path(rest), holdout)
         case "recall":
             return recall(rest)
+        case "passkey":
+            return passkey(rest, partial(open_source, holdout=holdout, field=field))
     path = Path(source)
     if path.is_dir():
         titles, benchmark = _read_metadata(path / "metadata.csv")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CompressiveError
 from .documents import Source, Text
@@ -69,13 +70,30 @@ def recall_document(random: np.random.Generator, *, least: int, greatest: int) -
     last occurrence, uniformly among the places that are free then. Where none is free it does not occur again.
     """
     document = np.frombuffer(FILLER, np.uint8)[random.integers(len(FILLER), size=LENGTH)]
-    # Beyond the end everything is free: there a key's occurrences end, without any pull towards the last places.
-    free = np.ones(LENGTH + greatest, dtype=bool)
+    free = free_places(LENGTH, greatest)
     for key in KEYS:
         value = VALUES[random.integers(len(VALUES))]
-        places = np.flatnonzero(free[:greatest])
-        while len(places) and (place := int(places[random.integers(len(places))])) + 1 < LENGTH:
+        for place in occurrences(random, free, least, greatest, last=LENGTH - 2, room=2 + SPACING):
             document[place : place + 2] = key, value
-            free[max(0, place - 1 - SPACING) : place + 2 + SPACING] = False
-            places = place + least + np.flatnonzero(free[place + least : place + greatest + 1])
     return document.tobytes()
+
+
+def free_places(length: int, greatest: int) -> NDArray[np.bool_]:
+    """Every place of a document, and as many beyond it as `occurrences` looks at: all free."""
+    return np.ones(length + greatest, dtype=bool)
+
+
+def occurrences(
+    random: np.random.Generator, free: NDArray[np.bool_], least: int, greatest: int, *, last: int, room: int
+) -> Iterator[int]:
+    """Places where one key occurs, up to the place `last`: each `least` to `greatest` after the one before.
+
+    Each is drawn uniformly among those that are `free`; less than `room` around it nothing is free afterwards. Where
+    none is free the key does not occur again.
+    """
+    # Beyond the end everything is free: there a key's occurrences end, without any pull towards the last places.
+    places = np.flatnonzero(free[:greatest])
+    while len(places) and (place := int(places[random.integers(len(places))])) <= last:
+        yield place
+        free[max(0, place - room + 1) : place + room] = False
+        places = place + least + np.flatnonzero(free[place + least : place + greatest + 1])

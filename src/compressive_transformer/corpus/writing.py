@@ -43,7 +43,8 @@ def prepare(
     - a `.txt` file, which is one document;
     - `hf:NAME`, a dataset for the library `datasets`, with its splits;
     - `enwik8:FILE`, raw bytes; `wikitext:FOLDER`, words; `audio:FOLDER`, `*.wav` files as 8-bit µ-law;
-    - `recall:LEAST-GREATEST`, made-up documents with keys that occur again after so many tokens.
+    - `recall:LEAST-GREATEST`, made-up documents with keys that occur again after so many tokens;
+    - `passkey:SOURCE:LEAST-GREATEST`, the text of another source with such keys hidden in it.
     Text is read in universal-newline mode: CRLF becomes LF.
 
     `tokenizer` is "bytes" (the same as None), "bpe" (a byte-level BPE of `vocab_size` ids, learnt here from the
