@@ -169,7 +169,8 @@ class Lane:
             groups, _ = self.counts(layer, self.seen)
             evicted = self.inputs[layer][old_groups * rate : groups * rate]
             usage = [sum(r) / len(r) for r in self.received[layer][old_groups * rate : groups * rate]]
-            new = self.compress(layer, evicted, usage)
+            following = self.inputs[layer][groups * rate] if c.compression == "conv-overlap" and evicted else None
+            new = self.compress(layer, evicted, usage, following)
             self.groups[layer] += [state if c.compression_loss == "bptt" else state.detach() for state in new]
             if not new or c.compression in ("mean", "max", "most-used"):  # nothing to train
                 continue
@@ -178,17 +179,19 @@ class Lane:
             if c.compression_loss == "auto-encoding":
                 self.compression_loss = self.compression_loss + self.auto_encoding(layer, evicted, new)
 
-    def compress(self, layer, evicted, usage):
+    def compress(self, layer, evicted, usage, following):
         """All groups of a commit, one state each."""
         c, w, name, rate = self.c, self.w, f"blocks.{layer}.compression", self.rate[layer]
         count = len(evicted) // rate
         if c.compression == "most-used":
             kept = sorted(range(len(evicted)), key=lambda at: usage[at])[len(evicted) - count :]
             return [evicted[at] for at in sorted(kept)]
-        old, new = evicted, []
+        old, new, width = evicted, [], rate
         if c.compression == "dilated" and evicted:
             evicted = self.dilated(name, evicted)
-        for group in (evicted[g * rate : (g + 1) * rate] for g in range(count)):
+        if following is not None:
+            evicted, width = [*evicted, following], rate + 1
+        for group in (evicted[g * rate : g * rate + width] for g in range(count)):
             if c.compression == "mean":
                 new.append(sum(group) / len(group))
             elif c.compression == "max":

@@ -33,7 +33,7 @@ lengths = {
     "compression_rate": st.integers(1, 4),
 }
 variants = {
-    "compression": st.sampled_from(["conv", "mean", "max", "dilated", "most-used", "attention"]),
+    "compression": st.sampled_from(["conv", "conv-overlap", "mean", "max", "dilated", "most-used", "attention"]),
     "compression_loss": st.sampled_from(["attention", "auto-encoding", "bptt"]),
     "position": st.sampled_from(["relative", "rotary"]),
     "compressed_scale": st.sampled_from(["matched", "free"]),
@@ -52,7 +52,14 @@ def small_config(**fields: object) -> ModelConfig:
 def of_layers(n_layers: int) -> st.SearchStrategy[ModelConfig]:
     """Configs whose lengths of memory and rates are one number or one for each layer."""
     own = {name: lengths[name] | st.tuples(*[lengths[name]] * n_layers) for name in LayerMemory._fields}
-    return st.builds(small_config, n_layers=st.just(n_layers), **{**lengths, **own}, **variants)
+    drawn = st.builds(small_config, n_layers=st.just(n_layers), **{**lengths, **own}, **variants)
+    return drawn.filter(lambda config: config.compression != "conv-overlap" or all(_pairs_fit(config)))
+
+
+def _pairs_fit(config: ModelConfig) -> list[bool]:
+    """Of each layer, whether the state after an evicted group is in memory."""
+    layers = [config.of_layer(layer) for layer in range(config.n_layers)]
+    return [own.memory_length > 0 or own.compressed_length == 0 for own in layers]
 
 
 configs = st.integers(1, 2).flatmap(of_layers)
@@ -78,7 +85,7 @@ def small_model(config: ModelConfig | None = None, *, seed: int = 0, **fields: o
     return model
 
 
-LEARNED = ("conv", "dilated", "attention")
+LEARNED = ("conv", "conv-overlap", "dilated", "attention")
 
 
 def random_tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ from compressive_transformer.compression import (
     Decoder,
     MaxPool,
     MeanPool,
+    OverlappingConvolution,
     attention_reconstruction,
     auto_encoding,
     build_compression,
@@ -67,12 +68,30 @@ def test_a_convolution_is_that_of_torch_with_kernel_and_stride_c(rate):
 @pytest.mark.parametrize("rate", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_learned_function_starts_as_the_mean_and_all_of_it_can_learn(name, rate):
-    compression, evicted = build_compression(name, 6, rate).double(), random_groups(rate)
+    compression = build_compression(name, 6, rate).double()
+    evicted = random_groups(rate + compression.overlap)
     compressed = compression(evicted)
-    assert_close(compressed, MeanPool(6, rate)(evicted), 1e-7)  # 1 / 3 in float32
+    assert_close(compressed, evicted.mean(2), 1e-7)  # 1 / 3 in float32
     compressed.square().sum().backward()
     for parameter in compression.parameters():
         assert parameter.grad.any(dim=1).all() or (name, rate) == ("attention", 1)  # one state alone weighs 1
+
+
+@pytest.mark.parametrize("rate", [1, 2, 3, 5])
+def test_an_overlapping_convolution_is_that_of_torch_with_kernel_c_and_one_more(rate):
+    compression, states = OverlappingConvolution(6, rate).double(), random_groups(1, groups=5 * rate + 1)[:, :, 0]
+    torch.nn.init.normal_(compression.weight)
+    kernel = compression.weight.unflatten(1, (rate + 1, 6)).transpose(1, 2)  # [out, in, place in the group]
+    expected = functional.conv1d(states.transpose(1, 2), kernel, stride=rate)
+    groups = torch.stack([states[:, first : first + rate + 1] for first in range(0, 5 * rate, rate)], dim=1)
+    assert_close(compression(groups), expected.transpose(1, 2))
+
+
+def test_groups_that_reach_beyond_memory_are_refused():
+    message = r"memory_length \(0\) must be at least 1 with compression = 'conv-overlap', whose groups hold states that"
+    with pytest.raises(CompressiveError, match=message):
+        small_model(compression="conv-overlap", memory_length=(3, 0))
+    small_model(compression="conv-overlap", memory_length=(3, 0), compressed_length=(3, 0))
 
 
 # --- dilated convolutions ---
@@ -190,7 +209,8 @@ def test_heads_that_cannot_be_are_refused():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones_and_the_ways_to_register_it():
-    known = r"compression \('sum'\) is not .*known: mean, max, conv, dilated, most-used, attention. Register your own"
+    functions = "mean, max, conv, conv-overlap, dilated, most-used, attention"
+    known = rf"compression \('sum'\) is not .*known: {functions}. Register your own"
     with pytest.raises(CompressiveError, match=rf'{known} with COMPRESSIONS\["sum"\] = .*--plugin FILE.py COMMAND'):
         build_compression("sum", 6, 3)
 

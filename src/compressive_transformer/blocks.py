@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .attention import build_attention
 from .compression import Decoder, attention_reconstruction, auto_encoding, build_compression, matched, mean_and_relative
 from .config import ModelConfig
+from .errors import CompressiveError
 from .memory import (
     SlotLayout,
     append_compressed,
@@ -74,6 +75,11 @@ class Block(nn.Module):
             if memory.compressed_length
             else None
         )
+        if self.compression is not None and memory.memory_length < self.compression.overlap:
+            raise CompressiveError(
+                f"memory_length ({memory.memory_length}) must be at least {self.compression.overlap} with compression ="
+                f" {config.compression!r}, whose groups hold states that are still in recent memory"
+            )
         self.matches = (
             config.compressed_scale == "matched" and self.compression is not None and self.compression.scalable
         )
@@ -127,11 +133,12 @@ class Block(nn.Module):
         loss, error = tiers.loss, tiers.error
         if self.compression is not None:
             counts = new_groups(layout, before=chunk.before, after=chunk.after)
-            evicted = evicted_groups(layout, states, chunk.after, counts)
+            groups = evicted_groups(layout, states, chunk.after, counts, self.compression.overlap)
             if self.uses_usage:
-                new = self.compression(evicted, mean_usage(layout, tiers.usage, chunk.after, counts))
+                new = self.compression(groups, mean_usage(layout, tiers.usage, chunk.after, counts))
             else:
-                new = self.compression(evicted)
+                new = self.compression(groups)
+            evicted = groups[:, :, : layout.compression_rate]
             if self.matches:
                 new = matched(new, evicted)
             if new.requires_grad:

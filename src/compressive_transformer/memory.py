@@ -243,15 +243,15 @@ def next_pending(layout: SlotLayout, segment: Tensor, seen: Tensor) -> Tensor:
     return segment[:, :width].masked_fill(beyond[:, :, None].to(segment.device), 0.0)
 
 
-def evicted_groups(layout: SlotLayout, states: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
-    """Groups that leave recent memory at a commit, newest last: `[batch, group, compression_rate, d_model]`.
+def evicted_groups(layout: SlotLayout, states: Tensor, seen: Tensor, counts: Tensor, overlap: int = 0) -> Tensor:
+    """Groups that leave recent memory at a commit, newest last: `[batch, group, compression_rate + overlap, d_model]`.
 
     `states [batch, recent + segment, d_model]` are recent memory and the complete segment, `seen [batch]`
     counts the segment too. Of a lane, only the newest `counts [batch]` groups are real; the others are zeros.
     """
-    stops = states.shape[1] - layout.memory_length - layout.waiting(seen)
+    stops = states.shape[1] - layout.memory_length - layout.waiting(seen) + overlap
     count, rate = layout.groups_per_commit, layout.compression_rate
-    groups: Tensor = _window(states, stops, count * rate).unflatten(1, (count, rate))
+    groups = _window(states, stops, count * rate + overlap).unfold(1, rate + overlap, rate).transpose(2, 3)
     if bool((counts == count).all()):
         return groups
     padding = torch.arange(count) < count - counts[:, None]

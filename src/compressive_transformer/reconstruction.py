@@ -88,7 +88,7 @@ def _commits(model: CompressiveTransformer) -> Iterator[dict[int, tuple[Tensor, 
             slots[layer] = arguments[1]
 
         def compressing(_: Any, arguments: tuple[Any, ...], new: Tensor) -> None:
-            commits[layer] = (slots[layer], arguments[0], new)
+            commits[layer] = (slots[layer], arguments[0][:, :, : compression.compression_rate], new)
 
         handles.append(attention.register_forward_pre_hook(reading))
         handles.append(compression.register_forward_hook(compressing))

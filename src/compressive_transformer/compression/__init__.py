@@ -9,6 +9,7 @@ from .functions import (
     MaxPool,
     MeanPool,
     MostUsed,
+    OverlappingConvolution,
     build_compression,
     matched,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "MaxPool",
     "MeanPool",
     "MostUsed",
+    "OverlappingConvolution",
     "attention_reconstruction",
     "auto_encoding",
     "build_compression",

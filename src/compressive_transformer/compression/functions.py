@@ -22,6 +22,8 @@ class Compression(nn.Module):
     """Whether `forward` takes the usage of the evicted states as well; it is computed only for those that do."""
     scalable: ClassVar[bool] = True
     """Whether `compressed_scale = "matched"` applies; not to functions that give evicted states as they are."""
+    overlap: ClassVar[int] = 0
+    """States after its own that a group holds as well: `forward` takes c + overlap of them. Memory must be as long."""
     uses_heads: ClassVar[bool] = False
     """Whether the constructor takes `heads`, the config's `compression_heads`, as well."""
 
@@ -31,7 +33,7 @@ class Compression(nn.Module):
         self.compression_rate = compression_rate
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`.
+        """`[batch, group, compression_rate + overlap, d_model]` -> `[batch, group, d_model]`.
 
         The groups are all that one commit evicts, oldest first. A lane that evicts fewer of them than others
         has groups of zeros before its own; what is made of those is thrown away.
@@ -69,11 +71,26 @@ class Convolution(Compression):
     def __init__(self, d_model: int, compression_rate: int) -> None:
         super().__init__(d_model, compression_rate)
         mean = torch.eye(d_model).repeat(1, compression_rate) / compression_rate
-        self.weight = nn.Parameter(mean)  # [d_model, compression_rate * d_model]
+        self.weight = nn.Parameter(mean)  # [d_model, (compression_rate + overlap) * d_model]
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        """`[batch, group, compression_rate + overlap, d_model]` -> `[batch, group, d_model]`."""
         return functional.linear(evicted.flatten(2), self.weight)
+
+
+class OverlappingConvolution(Convolution):
+    """A convolution with kernel c + 1 and stride c: each group with the state that follows it. Not the paper's: ours.
+
+    What stands in two states, a name and what is said of it, can fall into two groups and cannot be found together
+    again. Here any two neighbours are in one group. The state that follows is in recent memory or in the next group,
+    which holds it too. It starts as the mean of its c + 1 states.
+    """
+
+    overlap = 1
+
+    def __init__(self, d_model: int, compression_rate: int) -> None:
+        super().__init__(d_model, compression_rate + self.overlap)
+        self.compression_rate = compression_rate
 
 
 class DilatedConvolutions(Compression):
@@ -172,6 +189,7 @@ COMPRESSIONS: dict[str, type[Compression]] = {
     "mean": MeanPool,
     "max": MaxPool,
     "conv": Convolution,
+    "conv-overlap": OverlappingConvolution,
     "dilated": DilatedConvolutions,
     "most-used": MostUsed,
     "attention": AttentionPool,
