@@ -46,6 +46,7 @@ variants = {
 def small_config(**fields: object) -> ModelConfig:
     sizes = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 8}
     memory = {"segment_length": 4, "memory_length": 5, "compressed_length": 3, "compression_rate": 3}
+    memory["compression"] = "conv"
     return ModelConfig(**{**sizes, **memory, **fields})
 
 

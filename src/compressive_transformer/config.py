@@ -52,9 +52,9 @@ class ModelConfig:
     """Slots of compressed memory in a layer (n_cm); 0 makes a Transformer-XL."""
     compression_rate: PerLayer = 4
     """Hidden states that one compressed slot replaces (c)."""
-    compression: str = "conv"
-    """Name of the compression function f_c in `COMPRESSIONS`: mean, max, conv, dilated, most-used, attention or
-    one of your own."""
+    compression: str = "conv-overlap"
+    """Name of the compression function f_c in `COMPRESSIONS`: conv (the best of the paper), conv-overlap, mean, max,
+    dilated, most-used, attention or one of your own."""
     compression_heads: int = 1
     """Learned queries of a compression function that has them (attention); must divide d_model."""
     compression_loss: Literal["attention", "auto-encoding", "bptt", "none"] = "attention"

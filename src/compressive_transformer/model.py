@@ -156,20 +156,21 @@ class CompressiveTransformer(nn.Module):
             )
 
     def _initialise(self) -> None:
-        """Normal weights of deviation 0.02; what adds to the residual stream is scaled down with depth.
+        """Normal weights of deviation d_model^-1/2; what adds to the residual stream is scaled down with depth.
 
         A compression function starts as its own class says.
         """
+        deviation = self.config.d_model**-0.5
         for name, module in self.named_modules():
             if ".compression" in name:
                 continue
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=deviation)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for name, parameter in self.named_parameters():
             if name.endswith(("attention.output.weight", "feed_forward.2.weight")):
-                nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layers) ** -0.5)
+                nn.init.normal_(parameter, std=deviation * (2 * self.config.n_layers) ** -0.5)
 
     def _warn(self) -> None:
         """Say where a compression function would never learn; not of a model built on meta, to take other weights."""
