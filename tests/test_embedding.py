@@ -184,7 +184,7 @@ def test_inputs_and_logits_of_all_clusters_begin_equally_large() -> None:
     hidden = torch.randn(200, 64)
     for tail in embedding.tails:
         own = inputs[tail.low : tail.low + 1000]
-        assert float(own.std()) == pytest.approx(0.02, rel=0.2)
+        assert float(own.std()) == pytest.approx(64**-0.5, rel=0.2)
         scores = hidden @ tail.projection.T @ tail.rows.weight.T
         assert float(scores.std()) == pytest.approx(float((hidden @ inputs[:1000].T).std()), rel=0.2)
 
