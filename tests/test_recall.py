@@ -242,13 +242,14 @@ def test_what_holds_an_answer_is_the_slot_that_stands_for_its_token(fields: dict
         for distance in range(1, place + 1, 3):
             # The token at `place` - `distance` is the input after it.
             state, segment = place - distance + 1, place - place % 37
-            nearest = 2
+            nearest = 3
             for layer in range(config.n_layers):
                 compressed, recent = SlotLayout.of(config, layer).slot_spans(segment)
                 if state >= segment or any(state in span for span in recent):
                     nearest = 0
                 elif any(state in span for span in compressed):
-                    nearest = min(nearest, 1)
+                    apart = not any({state, state - 1} <= set(span) for span in compressed)
+                    nearest = min(nearest, 1 + apart)
             assert reach_of(config, Answer(place, place + 1, distance)) == nearest
 
 

@@ -21,7 +21,13 @@ from .settings import as_table
 
 RANGES = 4
 """Buckets by distance."""
-REACHES = ("segment or recent memory", "compressed memory", "beyond reach of one layer")
+REACHES = (
+    "segment or recent memory",
+    "compressed memory, one group",
+    "compressed memory, two groups",
+    "beyond reach of one layer",
+)
+"""Two groups: an answer begins the group after that of the token before it, by which it is found."""
 
 
 class Answer(NamedTuple):
@@ -148,9 +154,13 @@ def reach_of(config: ModelConfig, answer: Answer) -> int:
     reaches = []
     for layout in {SlotLayout.of(config, layer) for layer in range(config.n_layers)}:
         compressed, recent = map(int, layout.filled(committed))
-        first = int(committed) - recent
-        held = (first, first - layout.compression_rate * compressed)
-        reaches.append(sum(state < oldest for oldest in held))
+        first, rate = int(committed) - recent, layout.compression_rate
+        if state >= first:
+            reaches.append(0)
+        elif state >= first - rate * compressed:
+            reaches.append(1 if state % rate else 2)
+        else:
+            reaches.append(3)
     return min(reaches)
 
 
