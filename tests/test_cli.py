@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from compressive_transformer.checkpoint import load
 from compressive_transformer.cli import COMMANDS, main
-from compressive_transformer.cli.using import Measures, Text
+from compressive_transformer.cli.using import Measures, Sampling, Text
 from compressive_transformer.comparison import compare, compare_runs
 from compressive_transformer.compression import COMPRESSIONS
 from compressive_transformer.corpus import Corpus, open_corpus, prepare
@@ -283,7 +283,7 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
     done = command(name, "--help")
     assert (done.code, done.err) == (0, "")
     function = COMMANDS[name]
-    groups = {"text": Text, "measures": Measures}  # of options that commands share
+    groups = {"text": Text, "measures": Measures, "sampling": Sampling}  # of options that commands share
     for argument in function.__annotations__:
         if argument in groups:
             assert all(f"--{field.replace('_', '-')}" in done.out for field in groups[argument].__dataclass_fields__)

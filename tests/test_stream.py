@@ -162,7 +162,7 @@ def test_the_start_of_a_document_is_never_written(model: CompressiveTransformer)
         eager.embedding.weight[BYTES.start] = 3.0
         eager.final_norm.bias.copy_(torch.full((16,), 3.0))
     fed: list[int] = []
-    eager.register_forward_pre_hook(lambda module, inputs: fed.extend(inputs[0].flatten().tolist()))
+    eager.embedding.register_forward_pre_hook(lambda module, inputs: fed.extend(inputs[0].flatten().tolist()))
     for options in ({"temperature": 0}, {"seed": 0}, {"seed": 0, "temperature": 5.0, "top_p": 0.5}):
         stream = read(eager, "ab")
         assert int(next_logits(stream).argmax()) == BYTES.start

@@ -45,6 +45,7 @@ ORDER = [
     "recall",
     "reconstruction",
     "comparison",
+    "decoding",
     "stream",
     "optimiser",
     "window",

@@ -5,6 +5,7 @@ from .comparison import Comparison, compare, compare_runs
 from .compression import COMPRESSIONS, Compression
 from .config import ModelConfig, TrainConfig
 from .corpus import Corpus, Document, Split, open_corpus, prepare
+from .decoding import CachedDecoder
 from .describe import Cost, Description, describe
 from .errors import CompressiveError, CompressiveWarning
 from .evaluate import ByFrequency, ByPosition, Evaluation, Score, beginnings, dynamic_evaluate, evaluate, sweep
@@ -23,6 +24,7 @@ __all__ = [
     "COMPRESSIONS",
     "ByFrequency",
     "ByPosition",
+    "CachedDecoder",
     "Comparison",
     "Compression",
     "CompressiveError",

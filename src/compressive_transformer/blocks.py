@@ -114,9 +114,9 @@ class Block(nn.Module):
         if received is not None:
             sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
             tiers = replace(tiers, usage=sums)
-        return hidden, self._commit(tiers, slots.detach(), chunk)
+        return hidden, self.commit(tiers, slots.detach(), chunk)
 
-    def _commit(self, tiers: Tiers, slots: Tensor, chunk: Chunk) -> Tiers:
+    def commit(self, tiers: Tiers, slots: Tensor, chunk: Chunk) -> Tiers:
         """The layer's memory after the chunk; lanes whose segment is incomplete only gain pending states.
 
         `tiers.usage`, where the compression function uses it, holds sums for [recent | segment] already.

@@ -78,7 +78,7 @@ class CompressiveTransformer(nn.Module):
         lengths = _checked_lengths(tokens, lengths)
         targets = _checked_targets(tokens, targets, lengths)
         memory = self.empty_memory(len(tokens)) if memory is None else memory
-        self._check(tokens, memory)
+        self.check_memory(memory, len(tokens))
         layout = self.layouts[0]  # segments are as long in every layer
         room = layout.segment_length - layout.pending(memory.seen)
         if bool((lengths <= room).all()):
@@ -128,8 +128,9 @@ class CompressiveTransformer(nn.Module):
             nats=nats,
         )
 
-    def _check(self, tokens: Tensor, memory: Memory) -> None:
-        batch, d_model = len(tokens), self.config.d_model
+    def check_memory(self, memory: Memory, batch: int) -> None:
+        """Raise CompressiveError unless `memory` is one of this model's, of `batch` lanes."""
+        d_model = self.config.d_model
         tiers = (memory.compressed, memory.recent, memory.pending)
         way_out = f"start from model.empty_memory({batch})"
         if (layers := [len(tier) for tier in tiers]) != [self.config.n_layers] * 3:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .decoding import CachedDecoder, Precision, check_precision
 from .errors import CompressiveError
 from .memory import Memory
 from .model import CompressiveTransformer
@@ -17,18 +18,43 @@ class Stream:
     """One lane of text that a model reads and writes, a document from its beginning.
 
     What was read and written stays in memory as the model's config says; `memory` can be kept and set back.
+
+    Text is read in segments by the model and written token by token by a `CachedDecoder`, which packs the weights
+    when the stream first writes: of a model that has changed since, make a new stream.
     """
 
-    def __init__(self, model: CompressiveTransformer, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: CompressiveTransformer, tokenizer: Tokenizer, precision: Precision = "full") -> None:
+        """A stream at the start of a document.
+
+        precision: that of the weights while writing: "full" as the model has them, "bf16" or "int8" rounded, which
+        is faster and changes what is written. Raises CompressiveError for another one, for "int8" off the CPU, and
+        for a tokenizer that is not the model's.
+        """
         if tokenizer.vocab_size != model.config.vocab_size:
             raise CompressiveError(
                 f"the tokenizer has {tokenizer.vocab_size} ids, the model {model.config.vocab_size}; "
                 "use the tokenizer that the model was trained with"
             )
+        check_precision(precision, model.embedding.weight.device)
         self.model = model
         self.tokenizer = tokenizer
-        self.memory: Memory = model.empty_memory(1)
+        self.precision = precision
+        self._memory: Memory | None = model.empty_memory(1)  # None while the decoder is ahead of it
+        self._decoder: CachedDecoder | None = None
+        self._behind = False  # the decoder, of what was read since it stepped
         self._logits: Tensor | None = None  # of the next token; None before the document's start was read
+
+    @property
+    def memory(self) -> Memory:
+        """What the stream remembers, one lane."""
+        if self._memory is None:
+            assert self._decoder is not None
+            self._memory = self._decoder.memory
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._memory, self._behind = memory, True
 
     def read(self, text: str) -> None:
         """Take `text` in. Raises CompressiveError for text that the tokenizer cannot hold."""
@@ -90,7 +116,7 @@ class Stream:
             logits = self._logits.double().cpu()
             logits[self.tokenizer.start] = float("-inf")  # stands before documents, never inside
             token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-            self._feed(torch.tensor([token]))
+            self._step(token)
             if text := decoder(token):
                 yield text
         if text := decoder.flush():
@@ -104,6 +130,15 @@ class Stream:
         output = self.model(tokens[None].to(device), self.memory)
         self.model.train(training)
         self.memory, self._logits = output.memory, output.logits[0, -1]
+
+    def _step(self, token: int) -> None:
+        if self._decoder is None:
+            self._decoder = CachedDecoder(self.model, self.memory, self.precision)
+        elif self._behind:
+            self._decoder.restart(self.memory)
+        device = self.model.embedding.weight.device
+        self._logits = self._decoder.step(torch.tensor([token], device=device))[0]
+        self._memory, self._behind = None, False
 
 
 def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from ..checkpoint import load
 from ..config import PerLayer
 from ..corpus import Corpus, Split, open_corpus
 from ..corpus.audio import read_wav, wav_of
+from ..decoding import Precision
 from ..errors import CompressiveError
 from ..evaluate import BORDERS, Buckets, ByFrequency, ByPosition, beginnings, dynamic_evaluate
 from ..evaluate import evaluate as evaluate_model
@@ -169,16 +170,32 @@ def sweep(
         )
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen."""
+
+    temperature: float = 1.0
+    """0 takes the likeliest token each time, 1 samples from the model's own distribution."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens only; 0 for all."""
+    top_p: float = 1.0
+    """Sample among the fewest tokens that have this probability together."""
+    seed: int | None = None
+    """The same seed gives the same text."""
+    stop: str | None = None
+    """End before this text appears."""
+
+
+DEFAULT_SAMPLING = Sampling()
+
+
 def generate(
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     prompt: Path | None = None,
     tokens: int = 200,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int | None = None,
-    stop: str | None = None,
+    sampling: OmitArgPrefixes[Sampling] = DEFAULT_SAMPLING,
+    precision: Precision = "full",
 ) -> None:
     """Read a text with memory and write on from it, printed as it is produced.
 
@@ -189,19 +206,17 @@ def generate(
         prompt: A file with the text to read first, "-" for standard input; without it a new document begins. For
             a model of sound, a .wav file.
         tokens: Tokens to write.
-        temperature: 0 takes the likeliest token each time, 1 samples from the model's own distribution.
-        top_k: Sample among the k likeliest tokens only; 0 for all.
-        top_p: Sample among the fewest tokens that have this probability together.
-        seed: The same seed gives the same text.
-        stop: End before this text appears.
+        sampling: How tokens are chosen.
+        precision: Weights while writing: as the model has them, or rounded to bf16 or int8 (CPU only), which is
+            faster and writes another text.
     """
     model, tokenizer = load(run)
-    stream = Stream(model.to(default_device()), tokenizer)
+    stream = Stream(model.to(default_device()), tokenizer, precision)
     if isinstance(tokenizer, MuLawTokenizer) and sys.stdout.isatty():
         raise CompressiveError(f"{run} writes sound: send it to a file, compressive generate {run} > sound.wav")
     if prompt is not None:
         stream.read(_read_sound(prompt, tokenizer) if isinstance(tokenizer, MuLawTokenizer) else _read_prompt(prompt))
-    pieces = stream.pieces(tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop)
+    pieces = stream.pieces(tokens, **asdict(sampling))
     if isinstance(tokenizer, MuLawTokenizer):
         sys.stdout.buffer.write(wav_of(tokenizer.encode("".join(pieces)), tokenizer.rate))
         return

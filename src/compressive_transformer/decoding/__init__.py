@@ -1,0 +1,6 @@
+"""Decoding token by token: cached keys and values, packed weights, quantised if asked for."""
+
+from .decoder import CachedDecoder
+from .products import PRECISIONS, Precision, check_precision
+
+__all__ = ["PRECISIONS", "CachedDecoder", "Precision", "check_precision"]
