@@ -221,8 +221,9 @@ def test_an_observer_sees_the_weights_of_rotary_attention_and_changes_nothing():
         chunk=4,
         like=slots,
     )
-    mixed = attention(slots[:, -4:], slots, positions, told.append)
-    assert torch.equal(mixed, attention(slots[:, -4:], slots, positions))
+    projected = attention.project(slots[:, -4:], slots)
+    mixed = attention(projected, positions, told.append)
+    assert torch.equal(mixed, attention(projected, positions))
     _, values = attention.keys_values(slots)
     for weights in told:
         assert not weights.requires_grad

@@ -264,7 +264,7 @@ def measured(loss, counts):
     decoder = Decoder(6, 3).double()
     torch.nn.init.normal_(decoder.weight, generator=torch.Generator().manual_seed(3))
     if loss == "attention":
-        squares = attention_reconstruction(queries, evicted, compressed, counts=counts, project=project)
+        squares = attention_reconstruction(queries, project(evicted.flatten(1, 2)), project(compressed), counts=counts)
     else:
         squares = auto_encoding(evicted, compressed, counts=counts, decode=decoder)
     lanes = []
@@ -308,7 +308,7 @@ def test_only_the_real_groups_take_gradient(loss):
 def test_what_is_lost_is_nothing_at_a_rate_of_one():
     queries, evicted, compressed, project = random_problem(rate=1)
     counts = torch.tensor([1, 2, 4])
-    attended = attention_reconstruction(queries, evicted, compressed, counts=counts, project=project)
+    attended = attention_reconstruction(queries, project(evicted.flatten(1, 2)), project(compressed), counts=counts)
     decoded = auto_encoding(evicted, compressed, counts=counts, decode=Decoder(6, 1).double())
     assert max(attended[0].max(), decoded[0].max()) < 1e-30
 

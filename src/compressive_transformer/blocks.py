@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from .attention import build_attention
+from .attention import Projected, build_attention
 from .compression import Decoder, attention_reconstruction, auto_encoding, build_compression, matched, mean_and_relative
 from .config import ModelConfig
 from .errors import CompressiveError
@@ -103,9 +103,9 @@ class Block(nn.Module):
         """The next layer's input `[batch, chunk, d_model]`, and the layer's memory after the chunk."""
         states = self.attention_norm(hidden) if self.pre_norm else hidden
         segment = place_segment(chunk.layout, tiers.pending, states, before=chunk.before, after=chunk.after)
-        slots = torch.cat([tiers.compressed, tiers.recent, segment], dim=1)
+        projected = self.attention.project(states, torch.cat([tiers.compressed, tiers.recent], dim=1), segment)
         received = Received(chunk.after - chunk.before) if self.uses_usage else None
-        attended = hidden + self.dropout(self.attention(states, slots, chunk.positions, received))
+        attended = hidden + self.dropout(self.attention(projected, chunk.positions, received))
         if self.pre_norm:
             hidden = attended + self.dropout(self.feed_forward(self.feed_forward_norm(attended)))
         else:
@@ -114,16 +114,16 @@ class Block(nn.Module):
         if received is not None:
             sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
             tiers = replace(tiers, usage=sums)
-        return hidden, self.commit(tiers, slots.detach(), chunk)
+        return hidden, self.commit(tiers, segment.detach(), projected, chunk)
 
-    def commit(self, tiers: Tiers, slots: Tensor, chunk: Chunk) -> Tiers:
+    def commit(self, tiers: Tiers, segment: Tensor, projected: Projected | None, chunk: Chunk) -> Tiers:
         """The layer's memory after the chunk; lanes whose segment is incomplete only gain pending states.
 
-        `tiers.usage`, where the compression function uses it, holds sums for [recent | segment] already.
+        `segment [batch, segment, d_model]` are its states so far; `projected` is what attention made of all slots, and
+        may be None where nothing is trained. `tiers.usage`, where the compression function uses it, holds sums for
+        [recent | segment] already.
         """
         layout, compressed = chunk.layout, tiers.compressed
-        states = slots[:, layout.compressed_length :]  # [batch, recent + segment, d_model]
-        segment = states[:, layout.recent_length :]
         pending = next_pending(layout, segment, chunk.after)
         usage = tiers.usage
         if self.uses_usage:
@@ -131,6 +131,7 @@ class Block(nn.Module):
         if not bool(chunk.complete.any()):
             return replace(tiers, pending=pending, usage=usage)
         loss, error = tiers.loss, tiers.error
+        states = torch.cat([tiers.recent, segment], dim=1)
         if self.compression is not None:
             counts = new_groups(layout, before=chunk.before, after=chunk.after)
             groups = evicted_groups(layout, states, chunk.after, counts, self.compression.overlap)
@@ -142,20 +143,30 @@ class Block(nn.Module):
             if self.matches:
                 new = matched(new, evicted)
             if new.requires_grad:
-                loss, error = self._reconstruction(segment, evicted, new, counts) or (loss, error)
+                if self.compression_loss == "attention" and projected is not None:
+                    loss, error = self._attention_reconstruction(segment, projected, new, counts, chunk)
+                if self.compression_decoder is not None:
+                    squares = auto_encoding(evicted, new, counts=counts, decode=self.compression_decoder)
+                    loss, error = mean_and_relative(*squares)
             # Detached, unless the task loss is to reach f_c through what it wrote.
             kept = new if self.compression_loss == "bptt" else new.detach()
             compressed = append_compressed(compressed, kept.to(compressed.dtype), counts)
         recent = next_recent(layout, states, chunk.complete)
         return Tiers(compressed, recent, pending, usage, loss, error)
 
-    def _reconstruction(
-        self, segment: Tensor, evicted: Tensor, new: Tensor, counts: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """The loss of f_c beside the task loss, and its relative error, where there is such a loss."""
-        if self.compression_loss == "attention":
-            queries, project = self.attention.frozen_queries(segment), self.attention.frozen_keys_values
-            return mean_and_relative(*attention_reconstruction(queries, evicted, new, counts=counts, project=project))
-        if self.compression_decoder is not None:
-            return mean_and_relative(*auto_encoding(evicted, new, counts=counts, decode=self.compression_decoder))
-        return None
+    def _attention_reconstruction(
+        self, segment: Tensor, projected: Projected, new: Tensor, counts: Tensor, chunk: Chunk
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of Algorithm 2 and its relative error.
+
+        Reading has projected what was evicted, and a segment that is read at once, with the very same weights.
+        """
+        attention, layout = self.attention, chunk.layout
+        if bool((layout.pending(chunk.before) == 0).all()):
+            queries = attention.content_queries(projected.queries.detach()[:, : segment.shape[1]])
+        else:
+            queries = attention.frozen_queries(segment)
+        slots = projected.keys_values.detach()[:, layout.compressed_length :]
+        evicted = evicted_groups(layout, slots, chunk.after, counts).flatten(1, 2)
+        pair = (attention.content_keys_values(evicted), attention.frozen_keys_values(new))
+        return mean_and_relative(*attention_reconstruction(queries, *pair, counts=counts))

@@ -17,8 +17,12 @@ class Update:
     """What one update did: the network's learning rate, and gradient norms before clipping."""
 
     learning_rate: float
-    gradient_norm: float
-    compression_gradient_norm: float
+    gradient_norm: Tensor
+    compression_gradient_norm: Tensor
+
+    def table(self) -> dict[str, float]:
+        """The same as plain values. Norms stay on the device until then, so that an update waits for nothing."""
+        return {name: float(value) for name, value in vars(self).items()}
 
 
 class Optimiser:
@@ -42,7 +46,8 @@ class Optimiser:
             {"params": [p for p in self.network if not decays[p]], "weight_decay": 0.0},
             {"params": self.compression, "weight_decay": config.compression_weight_decay},
         ]
-        self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98))
+        groups = [group for group in groups if group["params"]]
+        self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=True)
 
     def step(self, step: int) -> Update:
         """Update all parameters with the rates of `step`, then forget the gradients."""
@@ -55,7 +60,7 @@ class Optimiser:
             group["lr"] = compression_rate if group["params"][0] in own else rate
         self.adam.step()
         self.adam.zero_grad()
-        return Update(rate, float(norm), float(compression_norm))
+        return Update(rate, norm, compression_norm)
 
     def state(self) -> dict[str, Tensor]:
         """Named tensors of AdamW, the same in each process; `restore` continues from them and `gradients`."""
@@ -81,8 +86,7 @@ class Optimiser:
             elif kind == "adam":
                 key, _, target = rest.partition(".")
                 parameter = parameters[target]
-                device = value.device if key == "step" else parameter.device
-                self.adam.state[parameter][key] = value.to(device)
+                self.adam.state[parameter][key] = value.to(parameter.device)
 
 
 def scheduled(config: TrainConfig, step: int, highest: float) -> float:

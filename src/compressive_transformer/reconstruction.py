@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .attention import Projected
 from .compression import attention_reconstruction, matched
 from .corpus import Split
 from .lanes import Lanes, Segment
@@ -60,35 +61,35 @@ def _read(model: CompressiveTransformer, segment: Segment, memory: Memory) -> tu
     with _commits(model) as commits:
         after = model(segment.tokens.to(model.embedding.weight.device), memory, segment.lengths).memory
     sums = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
-    for layer, (slots, evicted, new) in commits.items():
+    for layer, (projected, evicted, new) in commits.items():
         attention: Any = model.blocks[layer].attention
         layout = SlotLayout.of(model.config, layer)
         counts = new_groups(layout, before=memory.seen, after=after.seen)
-        queries = attention.frozen_queries(slots[:, layout.compressed_length + layout.recent_length :])
+        queries = attention.content_queries(projected.queries)  # of whole segments
+        target_slots = attention.frozen_keys_values(evicted.flatten(1, 2))
         new = matched(new, evicted) if model.blocks[layer].matches else new
         pooled = evicted.mean(2)
         pooled = matched(pooled, evicted) if model.config.compressed_scale == "matched" else pooled
         for at, compressed in enumerate((new, pooled)):
-            squares, target = attention_reconstruction(
-                queries, evicted, compressed, counts=counts, project=attention.frozen_keys_values
-            )
+            slots = attention.frozen_keys_values(compressed)
+            squares, target = attention_reconstruction(queries, target_slots, slots, counts=counts)
             sums[layer, at], sums[layer, 2] = squares.double().sum(), target.double().sum()
     return after, sums
 
 
 @contextlib.contextmanager
-def _commits(model: CompressiveTransformer) -> Iterator[dict[int, tuple[Tensor, Tensor, Tensor]]]:
-    """Filled while the model reads: the slots, evicted groups and compressed states of each layer's commit."""
-    slots: dict[int, Tensor] = {}
-    commits: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+def _commits(model: CompressiveTransformer) -> Iterator[dict[int, tuple[Projected, Tensor, Tensor]]]:
+    """Filled while the model reads: the projections, evicted groups and compressed states of each layer's commit."""
+    projected: dict[int, Projected] = {}
+    commits: dict[int, tuple[Projected, Tensor, Tensor]] = {}
     handles = []
 
     def watch(layer: int, attention: Any, compression: Any) -> None:
         def reading(_: Any, arguments: tuple[Any, ...]) -> None:
-            slots[layer] = arguments[1]
+            projected[layer] = arguments[0]
 
         def compressing(_: Any, arguments: tuple[Any, ...], new: Tensor) -> None:
-            commits[layer] = (slots[layer], arguments[0][:, :, : compression.compression_rate], new)
+            commits[layer] = (projected[layer], arguments[0][:, :, : compression.compression_rate], new)
 
         handles.append(attention.register_forward_pre_hook(reading))
         handles.append(compression.register_forward_hook(compressing))

@@ -136,7 +136,7 @@ class Trainer:
                                 "step": step,
                                 "tokens": self.counters.tokens,
                                 **entry,
-                                **(asdict(update) if update else {}),
+                                **(update.table() if update else {}),
                             }
                         )
                     sums, update = Sums(), None

@@ -1,13 +1,15 @@
 """Attention over [compressed | recent | segment], in the form that the config's `position` names."""
 
 from ..config import ModelConfig
-from .base import Attention
-from .relative import HeadwiseAttention, RelativeAttention, masked_attention, relative_attention
+from .base import Attention, Projected
+from .headwise import HeadwiseAttention
+from .relative import RelativeAttention, masked_attention, relative_attention
 from .rotary import RotaryAttention, rotated
 
 __all__ = [
     "Attention",
     "HeadwiseAttention",
+    "Projected",
     "RelativeAttention",
     "RotaryAttention",
     "build_attention",

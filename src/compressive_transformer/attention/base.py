@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,15 @@ from ..config import ModelConfig
 
 Observer = Callable[[Tensor], None]
 """What may look at attention: it is told each head's weights `[batch, query, slot]`, outside of any graph."""
+
+
+class Projected(NamedTuple):
+    """What attention makes of states with its weights, before heads and places; the compression loss reads it too."""
+
+    queries: Tensor
+    """`[batch, query, d_model]`."""
+    keys_values: Tensor
+    """`[batch, slot, 2 * d_model]`: keys, then values."""
 
 
 class Attention(nn.Module):
@@ -29,24 +39,41 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=False)
         self.output = nn.Linear(config.d_model, config.d_model, bias=False)
 
+    def project(self, states: Tensor, *slots: Tensor) -> Projected:
+        """Queries of `states [batch, query, d_model]`, keys and values of slots `[batch, slot, d_model]`, in order.
+
+        Slots come in several tensors, so that backward does not compute a gradient for those that want none.
+        """
+        return Projected(self.query(states), torch.cat([self.key_value(part) for part in slots], dim=1))
+
     def keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots, `[batch, slot, head, d_head]` each."""
-        keys, values = self.key_value(slots).chunk(2, dim=-1)
-        return self._heads(keys), self._heads(values)
+        return self._split(self.key_value(slots))
 
-    def frozen_queries(self, states: Tensor) -> Tensor:
-        """Scaled queries `[batch, head, query, d_head]` for Algorithm 2, without any gradient.
+    def content_queries(self, queries: Tensor) -> Tensor:
+        """Scaled queries `[batch, head, query, d_head]` of projected ones, for Algorithm 2.
 
         That loss compares what attention finds by content: neither queries nor keys know positions there, and
         none is rotated.
         """
-        queries = functional.linear(states, self.query.weight).detach()
         return self._scaled(self._heads(queries), queries).transpose(1, 2)
 
+    def content_keys_values(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[batch, head, slot, d_head]` of projected ones, for Algorithm 2."""
+        keys, values = self._split(keys_values)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def frozen_queries(self, states: Tensor) -> Tensor:
+        """`content_queries` of states, without any gradient."""
+        return self.content_queries(functional.linear(states, self.query.weight).detach())
+
     def frozen_keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[batch, head, slot, d_head]` of which only `slots` take gradient (Algorithm 2)."""
-        keys, values = functional.linear(slots, self.key_value.weight.detach()).chunk(2, dim=-1)
-        return self._heads(keys).transpose(1, 2), self._heads(values).transpose(1, 2)
+        """`content_keys_values` of slots; only `slots` take gradient."""
+        return self.content_keys_values(functional.linear(slots, self.key_value.weight.detach()))
+
+    def _split(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = keys_values.chunk(2, dim=-1)
+        return self._heads(keys), self._heads(values)
 
     def _heads(self, states: Tensor) -> Tensor:
         heads: Tensor = states.unflatten(-1, (self.n_heads, self.d_head))

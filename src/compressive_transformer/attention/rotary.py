@@ -13,23 +13,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..positions import RotaryPositions
-from .base import Attention, Observer, tell_weights
+from .base import Attention, Observer, Projected, tell_weights
 
 
 class RotaryAttention(Attention):
     """Multi-head attention whose queries and keys are rotated by the angles of their places."""
 
-    def forward(
-        self, states: Tensor, slots: Tensor, positions: RotaryPositions, observe: Observer | None = None
-    ) -> Tensor:
-        """Attention of `states [batch, query, d_model]` over `slots [batch, slot, d_model]`: as states.
+    def forward(self, projected: Projected, positions: RotaryPositions, observe: Observer | None = None) -> Tensor:
+        """Attention `[batch, query, d_model]` of projected queries over slots.
 
-        `slots` holds [compressed | recent | segment], the segment's own states included. `observe` is told
-        the weights.
+        Slots are [compressed | recent | segment], the segment's own states included. `observe` is told the weights.
         """
-        keys, values = self.keys_values(slots)
+        keys, values = self._split(projected.keys_values)
         keys = rotated(keys, positions.slots)
-        queries = self._scaled(rotated(self._heads(self.query(states)), positions.queries), keys)
+        queries = self._scaled(rotated(self._heads(projected.queries), positions.queries), keys)
         queries, keys, values = (heads.transpose(1, 2) for heads in (queries, keys, values))
         mask = positions.mask[:, None].to(values.dtype)
         if observe is not None:

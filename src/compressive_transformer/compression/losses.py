@@ -30,29 +30,24 @@ class Decoder(nn.Module):
 
 
 def attention_reconstruction(
-    queries: Tensor,
-    evicted: Tensor,
-    compressed: Tensor,
-    *,
-    counts: Tensor,
-    project: Callable[[Tensor], tuple[Tensor, Tensor]],
+    queries: Tensor, evicted: tuple[Tensor, Tensor], compressed: tuple[Tensor, Tensor], *, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Squared error and squared target of attention reconstruction (Algorithm 2), `[batch]` each.
 
     Content-based attention of the segment over what was evicted is compared with attention over what
     replaces it, a head at a time before the output projection: means over all numbers of a lane.
 
-    `queries [batch, head, segment, d_head]` (scaled), `evicted [batch, group, compression_rate, d_model]` and
-    what `project` does with states (keys and values `[batch, head, state, d_head]`) must be free of gradient
-    but for `compressed [batch, group, d_model]`. Of a lane, the newest `counts [batch]` groups are real; a lane
-    without any has 0 and 0.
+    `queries [batch, head, segment, d_head]` are scaled. Of what was `evicted` and of what is `compressed` come keys
+    and values `[batch, head, state, d_head]`, compression_rate times as many of the former; only the latter may
+    carry gradient. Of a lane, the newest `counts [batch]` groups are real; a lane without any has 0 and 0.
     """
-    rate, real = evicted.shape[2], _real(counts, evicted)
+    groups = compressed[0].shape[2]
+    rate, real = evicted[0].shape[2] // groups, _real(counts, groups)
     # Attention needs at least one state: a lane without any looks at its padding, and is weighted with zero.
     readable = real | (counts == 0)[:, None]
     with torch.no_grad():
-        target = _content_attention(queries, project(evicted.flatten(1, 2)), readable.repeat_interleave(rate, 1))
-    reconstruction = _content_attention(queries, project(compressed), readable)
+        target = _content_attention(queries, evicted, readable.repeat_interleave(rate, 1))
+    reconstruction = _content_attention(queries, compressed, readable)
     return _weighted_squares(reconstruction, target, (counts > 0).float())
 
 
@@ -65,7 +60,7 @@ def auto_encoding(
     of `compressed [batch, group, d_model]`: means over all numbers of a lane's newest `counts [batch]` groups;
     0 and 0 where there are none.
     """
-    share = _real(counts, evicted) / counts.clamp(min=1)[:, None]
+    share = _real(counts, evicted.shape[1]) / counts.clamp(min=1)[:, None]
     error, size = _weighted_squares(decode(compressed), evicted, share)
     return error.sum(1), size.sum(1)
 
@@ -81,9 +76,8 @@ def mean_and_relative(squares: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     return squares.mean(), relative
 
 
-def _real(counts: Tensor, evicted: Tensor) -> Tensor:
+def _real(counts: Tensor, groups: int) -> Tensor:
     """Groups that are not padding `[batch, group]`, on the CPU as `counts` is."""
-    groups = evicted.shape[1]
     return torch.arange(groups) >= groups - counts[:, None]
 
 

@@ -151,7 +151,7 @@ class _Lanes:
             zero = self.pending.new_zeros(())
             chunk = Chunk(layout, after - self.segment_length, after, Positions(zero))
             tiers = Tiers(*kept, usage=self.usage[layer] if self.usage else zero, loss=zero, error=zero)
-            tiers = packed.block.commit(tiers, torch.cat(kept, dim=1), chunk)
+            tiers = packed.block.commit(tiers, self.pending[layer], None, chunk)
             self.compressed[layer], self.recent[layer] = tiers.compressed, tiers.recent
             if packed.block.uses_usage:
                 self.usage[layer] = _pad(tiers.usage, self.segment_length)
