@@ -22,8 +22,8 @@ class CachedDecoder:
     """Steps the lanes of a memory token by token; logits and memory are those of the model in evaluation mode.
 
     It keeps projected keys and values of all slots in buffers of fixed size, written in place, and a copy of the
-    weights in the form that is fastest for a few rows. Weights that change afterwards are not seen: build a new
-    decoder. Nothing has a gradient.
+    weights in the form that is fastest for a few rows. When the model's weights change, build a new decoder: this one
+    would mix old and new. Nothing has a gradient.
 
     Lanes of one age step together; of a batch with several ages each age takes a pass of its own.
     """
