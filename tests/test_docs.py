@@ -46,7 +46,16 @@ SMALLER = {
         "compressed_length=256": "compressed_length=16",
         "stream.write(200": "stream.write(20",
         'vocab_size=257, compression="median"': 'vocab_size=257, d_model=16, compression="median"',
-    }
+    },
+    "transformers.md": {
+        "d_model=256": "d_model=16",
+        "n_layers=4": "n_layers=2",
+        "n_heads=8": "n_heads=2",
+        "segment_length=128": "segment_length=16",
+        "memory_length=128": "memory_length=16",
+        "compressed_length=128": "compressed_length=8",
+        "steps=20_000, batch=8": "steps=2, batch=2, warmup=1, validate_every=2",
+    },
 }
 SMALLER_SETTINGS = {
     "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "segment_length": 16, "memory_length": 16},

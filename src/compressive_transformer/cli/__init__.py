@@ -11,6 +11,7 @@ import tyro
 from ..errors import CompressiveError
 from .describing import describe
 from .experimenting import experiment
+from .exporting import export
 from .making import demo, prepare, train
 from .plugin import take_plugins
 from .recalling import recall
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "recall": recall,
     "compare": compare,
     "generate": generate,
+    "export": export,
     "describe": describe,
     "experiment": experiment,
     "demo": demo,

@@ -1,0 +1,7 @@
+"""`python -m compressive_transformer.harness`: the harness's own command line, which then knows the model."""
+
+from lm_eval.__main__ import cli_evaluate
+
+from . import CompressiveLM as CompressiveLM
+
+cli_evaluate()

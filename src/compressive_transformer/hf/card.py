@@ -1,0 +1,90 @@
+"""The model card of an export, written from what the run knows about itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import read_json
+from ..config import ModelConfig
+
+USE = """\
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+name = "{name}"  # this folder, or where it was pushed to
+tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
+prompt = tokenizer("It was a dark and stormy night", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=100, do_sample=True)[0], skip_special_tokens=True))
+```
+
+The code that this loads lies beside this file, so no other package is needed than transformers and PyTorch. Where
+`compressive-transformer[hf]` is installed, `import compressive_transformer.hf` does instead of `trust_remote_code`.
+
+The tokenizer puts `<|start|>` before a text, as each document of the training had it; for the later pieces of one
+text give `add_special_tokens=False` and the cache of the earlier ones. The model never says that a document ends.
+"""
+
+
+def card(run: Path, name: str, config: ModelConfig, parameters: int) -> str:
+    """README.md of an export of `run` that is called `name`."""
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- compressive-transformer",
+        "- long-context",
+        "---",
+        f"# {name}",
+        "",
+        "A [Compressive Transformer](https://arxiv.org/abs/1911.05507) (Rae et al. 2019): a language model that reads "
+        f"segments of {config.segment_length} tokens and remembers in two tiers, recent hidden states and compressed "
+        f"ones. Up to {config.temporal_range:,} tokens can reach a prediction through memory; memory has one size, "
+        "however long the text is.",
+        "",
+        "## Model",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| parameters | {parameters:,} |",
+        *(f"| {field} | {value} |" for field, value in vars(config).items()),
+        "",
+        "## Training",
+        "",
+        *_training(run),
+        "",
+        USE.format(name=name),
+    ]
+    return "\n".join(lines)
+
+
+def _training(run: Path) -> list[str]:
+    """What log.jsonl and the last checkpoint tell."""
+    entries = _log(run / "log.jsonl")
+    steps = [entry for entry in entries if "loss" in entry]
+    scores = [entry for entry in entries if (entry.get("validation") or {}).get("bits_per_byte") is not None]
+    if not steps and not scores:
+        return ["The run holds no log of its training."]
+    told = [f"- {steps[-1]['step']:,} steps, {steps[-1]['tokens']:,} tokens"] if steps else []
+    if scores:
+        best = min(scores, key=lambda entry: float(entry["validation"]["bits_per_byte"]))
+        score = best["validation"]
+        told.append(
+            f"- best validation, whose weights these are: {score['bits_per_byte']:.4f} bits per byte, "
+            f"{score['nats_per_token']:.4f} nats per token, over {score['tokens']:,} tokens, at step {best['step']:,}"
+        )
+    for state in sorted((run / "resume").glob("step-*/state.json"))[-1:]:
+        settings = read_json(state).get("train") or {}
+        told += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
+    return told
+
+
+def _log(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
