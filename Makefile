@@ -4,11 +4,11 @@ PYTHON ?= python3
 # What pip installs as PyTorch if .venv holds none yet. Other builds: TORCH="torch --index-url <an index of PyTorch's>".
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types clean
+.PHONY: help demo test lint types bench bench-quick clean
 .NOTPARALLEL:
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
 demo: .venv/.core ## train a small model on the sample books and show what its memory does
 	@.venv/bin/compressive demo --out demo/
@@ -24,10 +24,16 @@ lint: .venv/.dev ## check format and style
 types: .venv/.dev ## check the types of the package, strictly
 	@.venv/bin/python -m mypy
 
+bench: .venv/.bench ## measure speed and memory against other packages and write the tables (25 minutes)
+	@.venv/bin/python benchmarks/performance.py
+
+bench-quick: .venv/.bench ## the same for the small work only, few repetitions (5 minutes); writes nothing
+	@.venv/bin/python benchmarks/performance.py --quick
+
 clean: ## remove the environment, the demo's output and all caches
 	@rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 # One stamp for each set of dependencies, newer than pyproject.toml once that set is installed.
-.venv/.core .venv/.dev: .venv/.%: pyproject.toml
+.venv/.core .venv/.dev .venv/.bench: .venv/.%: pyproject.toml
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/setup $*

@@ -1,0 +1,182 @@
+"""What is measured: a model that reads segments with a memory of its own, and our own model as one of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compressive_transformer import CompressiveTransformer
+from compressive_transformer.decoding import CachedDecoder, Precision
+from compressive_transformer.memory import Memory
+from timing import Step
+from works import Work, full_memory, segments
+
+ROUNDED: tuple[Precision, ...] = ("bf16", "int8")
+"""Precisions of our decoder in which the weights are rounded."""
+
+
+class Contender(ABC):
+    """A model with full memory, and one step of each kind of work.
+
+    All have the same optimiser and read the same text, each at the place where its last step ended.
+    """
+
+    name: ClassVar[str]
+    precision: ClassVar[str] = "fp32"
+    compression: ClassVar[str] = ""
+    """What the names of f_c's parameters contain; empty for a model that does not compress."""
+
+    def __init__(self, work: Work) -> None:
+        torch.manual_seed(0)
+        self.work = work
+        self.model = self.build()
+        self.memory = self.full_memory(work.batch)
+        self.text = segments(work.batch, work.segment_length)
+        # What costs all models the same should cost little.
+        self.adam = torch.optim.Adam(self.model.parameters(), lr=1e-5, fused=True)
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The model of `self.work`."""
+
+    @abstractmethod
+    def full_memory(self, batch: int) -> Any:
+        """A memory of `batch` lanes all of whose slots are filled."""
+
+    @abstractmethod
+    def slots(self, memory: Any) -> set[int]:
+        """How many slots the layers of a memory have."""
+
+    @abstractmethod
+    def read(self, tokens: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
+        """Logits of `tokens [batch, segment]`, the memory after them, and the compression loss if training."""
+
+    @abstractmethod
+    def decoder(self, batch: int, at: int) -> Step:
+        """What decodes token by token, with full memory and `at` tokens of the segment already read."""
+
+    def decoders(self) -> dict[str, Callable[[int, int], Step]]:
+        """Each form of its decoding, by the name under which it is measured."""
+        return {self.name: self.decoder}
+
+    def loss(self) -> Tensor:
+        """What a training step minimises, of the next segment."""
+        tokens, targets = next(self.text)
+        logits, self.memory, compression_loss = self.read(tokens, self.memory)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) + compression_loss
+
+    def train(self) -> None:
+        """One training step: forward, compression loss, backward, Adam."""
+        self.model.train()
+        self.loss().backward()
+        self.adam.step()
+        self.adam.zero_grad()
+
+    @torch.no_grad()
+    def score(self) -> None:
+        """Mean nats of the next segment."""
+        self.model.eval()
+        self.loss()
+
+    def check(self) -> None:
+        """Raise RuntimeError where a training step would skip work, or where memory is not full."""
+        self.model.train()
+        for _ in range(2):  # twice: one peer stops training its projections after the first step
+            self._check_memory()
+            self.adam.zero_grad()
+            self.loss().backward()
+            grads = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+            if idle := [name for name, grad in grads.items() if grad is None or not grad.any()]:
+                raise RuntimeError(f"{self.name}: no gradient reaches {', '.join(idle)}")
+            # Memory is detached, so gradient of f_c can come from the compression loss only.
+            if self.compression and not any(self.compression in name for name in grads):
+                raise RuntimeError(f"{self.name}: there is nothing that compresses")
+        self._check_memory()
+        self.adam.zero_grad()
+
+    def _check_memory(self) -> None:
+        if (slots := self.slots(self.memory)) != {self.work.slots}:
+            raise RuntimeError(f"{self.name}: layers must have {self.work.slots} filled slots, not {slots}")
+
+    def prefix(self, batch: int, at: int) -> Tensor:
+        """The tokens `[batch, at]` of the segment that a decoder has read."""
+        return next(segments(batch, self.work.segment_length))[0][:, :at]
+
+
+class Ours(Contender):
+    """The model of this package."""
+
+    name = "ours"
+    compression = ".compression."
+    model: CompressiveTransformer
+
+    def build(self) -> nn.Module:
+        return CompressiveTransformer(self.work.config)
+
+    def full_memory(self, batch: int) -> Memory:
+        return full_memory(self.model, batch)
+
+    def slots(self, memory: Memory) -> set[int]:
+        filled = [layout.filled(memory.seen) for layout in self.model.layouts]
+        return {int(count) for compressed, recent in filled for count in compressed + recent}
+
+    def read(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, Memory, Tensor]:
+        output = self.model(tokens, memory)
+        return output.logits, output.memory, output.compression_loss
+
+    def decoder(self, batch: int, at: int) -> Step:
+        return self._cached(batch, at, "full")
+
+    def decoders(self) -> dict[str, Callable[[int, int], Step]]:
+        rounded = {f"{self.name}, {precision}": partial(self._cached, precision=precision) for precision in ROUNDED}
+        return {self.name: self.decoder, **rounded}
+
+    @torch.no_grad()
+    def _cached(self, batch: int, at: int, precision: Precision) -> Step:
+        """The decoder of this package, as `Stream` uses it."""
+        self.model.eval()
+        memory = self.full_memory(batch)
+        if at:
+            memory = self.model(self.prefix(batch, at), memory).memory
+        return CachedDecoder(self.model, memory, precision).step
+
+
+class OursBf16(Ours):
+    """The same in automatic mixed precision."""
+
+    name, precision = "ours, bf16", "bf16"
+
+    def loss(self) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().loss()
+
+
+class WithoutCompression(Ours):
+    """Our own Transformer-XL: the same network with recent memory only, of equal attention width."""
+
+    name, compression = "ours without compression", ""
+
+    def build(self) -> nn.Module:
+        return CompressiveTransformer(self.work.without_compression)
+
+
+def reading_one_by_one(contender: Contender, batch: int, at: int) -> Step:
+    """A decoder that gives its model each token as a chunk of its own."""
+    contender.model.eval()
+    memory = contender.full_memory(batch)
+    if at:
+        _, memory, _ = contender.read(contender.prefix(batch, at), memory)
+
+    @torch.no_grad()
+    def step(tokens: Tensor) -> Tensor:
+        nonlocal memory
+        logits, memory, _ = contender.read(tokens[:, None], memory)
+        return logits[:, -1]
+
+    return step

@@ -1,0 +1,51 @@
+"""Which operations take the time of a training step.
+
+    PYTHONPATH=EARLIER/src python benchmarks/profiling.py
+
+`performance.py` takes such a profile each time. This takes one of an earlier version, checked out in another folder, to
+profile-before.json, and the page shows both.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from compressive_transformer.checkpoint import write_json
+from contenders import Ours
+from machine import conditions
+from works import WORKS
+
+BEFORE = Path(__file__).parent / "profile-before.json"
+
+
+def profile_training(name: str = "S", steps: int = 2, rows: int = 10) -> dict[str, Any]:
+    """The operations with most time of their own in training steps on one thread, as shares of all."""
+    torch.set_num_threads(1)
+    contender = Ours(WORKS[name])
+    contender.train()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(steps):
+            contender.train()
+    events = profiler.key_averages()
+    total = sum(event.self_cpu_time_total for event in events)
+    first = sorted(events, key=lambda event: -event.self_cpu_time_total)[:rows]
+    operations = [
+        {"name": event.key, "share": event.self_cpu_time_total / total, "calls": event.count / steps} for event in first
+    ]
+    return {"work": name, "threads": 1, "seconds_a_step": total / steps / 1e6, "operations": operations}
+
+
+def main() -> None:
+    """Profile and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=BEFORE, help="the JSON to write")
+    write_json(parser.parse_args().out, {"made": conditions(), "profile": profile_training()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""How times are taken and compared: in turn, A B A B, next to the limits of the machine measured in the same turns."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Tensor], Tensor]
+"""Takes the next token of each lane `[batch]` in, and gives logits `[batch, vocab_size]`."""
+Seconds = dict[str, list[float]]
+"""By name, one number for each round."""
+
+LIMIT = "limit"
+"""The name under which a limit of the machine runs among the contenders."""
+SIDE = 1024
+PRODUCTS = 4
+PLACES = (1, 3, 5, 7)
+"""Eighths of a segment at which decoding is timed; its commit, the last token, is timed apart."""
+
+_began = time.monotonic()
+
+
+def say(text: str) -> None:
+    """A line of progress on stderr, with the minutes since the benchmark began."""
+    minutes, seconds = divmod(int(time.monotonic() - _began), 60)
+    print(f"{minutes:3d}:{seconds:02d}  {text}", file=sys.stderr, flush=True)
+
+
+def interleave(runs: Mapping[str, Callable[[], object]], rounds: int) -> Seconds:
+    """Seconds of each run in each round, all runs in turn in every round.
+
+    Whatever else the machine does meets all of them. Nothing is left out: what runs should have run before.
+    """
+    seconds: Seconds = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and what it lies between."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of numbers, one or more."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def ratio(seconds: Sequence[float], ours: Sequence[float]) -> Spread:
+    """How many times as long as ours the same work took, round by round, since rounds share the machine's mood."""
+    return Spread.of([other / own for other, own in zip(seconds, ours, strict=True)])
+
+
+def fraction(needed: float, seconds: Sequence[float], limit: Sequence[float], done: float) -> Spread:
+    """The share of the machine's limit: `needed` in our seconds, against `done` in the limit's, round by round."""
+    return Spread.of([needed / own * other / done for own, other in zip(seconds, limit, strict=True)])
+
+
+class Decoding:
+    """Times one form of decoding; a call of `run` is one round and adds one number to each list."""
+
+    def __init__(self, decoder: Callable[[int, int], Step], batch: int, *, length: int, tokens: int) -> None:
+        self.decoder, self.batch, self.length, self.tokens = decoder, batch, length, tokens
+        self.ordinary: list[float] = []
+        """Seconds of a token of each lane, a mean over places of the segment."""
+        self.commit: list[float] = []
+        """Seconds of the last token of a segment."""
+
+    def run(self) -> None:
+        """Decode at each place, from a memory that is full."""
+        took = [self._time(self.length * eighth // 8, self.tokens) for eighth in PLACES]
+        self.ordinary.append(sum(map(sum, took)) / len(took) / self.tokens)
+        self.commit.append(self._time(self.length - 3, 2)[-1])
+
+    def _time(self, at: int, tokens: int) -> list[float]:
+        step, taken = self.decoder(self.batch, at), torch.zeros(self.batch, dtype=torch.int64)
+        taken = step(taken).argmax(dim=-1)  # warms up
+        seconds = []
+        for _ in range(tokens):
+            began = time.perf_counter()
+            taken = step(taken).argmax(dim=-1)
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+
+def products(dtype: torch.dtype = torch.float32) -> tuple[Callable[[], None], float]:
+    """Matrix products of 1024 x 1024, and their multiply-adds: how fast this machine multiplies."""
+    left, right = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
+    out = torch.empty_like(left)
+
+    def run() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(left, right, out=out)
+
+    run()
+    return run, PRODUCTS * SIDE**3
+
+
+def reading(size: float, least: float = 2e9) -> tuple[Callable[[], None], float]:
+    """Sums over a buffer of `size` bytes again and again, `least` bytes in all, and their exact number.
+
+    As large as what a decoder reads for a token, so that a cache which holds the one holds the other.
+    """
+    buffer = torch.ones(max(1, int(size) // 4))
+    times = max(1, round(least / buffer.nbytes))
+
+    def run() -> None:
+        for _ in range(times):
+            buffer.sum()
+
+    return run, float(times * buffer.nbytes)
+
+
+def bf16_is_fast() -> bool:
+    """Whether this machine multiplies in bf16 at no less than half of its rate in fp32.
+
+    Some have no instructions for it and take a hundred times as long; that can wait for nobody.
+    """
+    took = []
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = (torch.randn(256, 256).to(dtype) for _ in range(2))
+        took.append(min(interleave({"": lambda left=left, right=right: torch.mm(left, right)}, 3)[""]))
+    return took[1] < 2 * took[0]

@@ -1,0 +1,122 @@
+"""The works that the benchmark measures, the text that they read, and what they need: products and bytes, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from compressive_transformer import CompressiveTransformer, ModelConfig, next_token_loss
+from compressive_transformer.memory import Memory, SlotLayout
+
+IDS = 257
+"""Bytes, and the id that stands before documents."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sizes that every contender has, as far as it knows them; memories are full."""
+
+    batch: int
+    n_layers: int
+    d_model: int
+    n_heads: int
+    segment_length: int
+    memory_length: int
+    compressed_length: int
+    compression_rate: int = 4
+
+    @property
+    def slots(self) -> int:
+        """States of memory that a token attends to."""
+        return self.memory_length + self.compressed_length
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one segment of all lanes."""
+        return self.batch * self.segment_length
+
+    @property
+    def config(self) -> ModelConfig:
+        """Our model of this work, with the compression function of the paper and of the peers."""
+        sizes = {name: value for name, value in asdict(self).items() if name != "batch"}
+        return ModelConfig(vocab_size=IDS, compression="conv", **sizes)
+
+    @property
+    def without_compression(self) -> ModelConfig:
+        """The same model as a Transformer-XL of equal attention width."""
+        return replace(self.config, memory_length=self.slots, compressed_length=0)
+
+    def __str__(self) -> str:
+        c = self.config
+        return (
+            f"depth {c.n_layers}, d_model {c.d_model}, {c.n_heads} heads, d_ff {c.d_ff}, n_s = {c.segment_length}, "
+            f"n_m = {c.memory_length}, n_cm = {c.compressed_length}, c = {c.compression_rate}, bytes, "
+            f"batch {self.batch}"
+        )
+
+
+WORKS = {
+    "S": Work(4, n_layers=6, d_model=256, n_heads=8, segment_length=256, memory_length=256, compressed_length=128),
+    "L": Work(2, n_layers=8, d_model=512, n_heads=8, segment_length=512, memory_length=512, compressed_length=512),
+}
+
+
+def segments(batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens and targets `[batch, length]` of the sample books, over and over, each lane from a place of its own."""
+    folder = files("compressive_transformer") / "sample" / "train"
+    books = sorted((book for book in folder.iterdir() if book.name.endswith(".txt")), key=lambda book: book.name)
+    text = torch.frombuffer(bytearray(b"".join(book.read_bytes() for book in books)), dtype=torch.uint8).long()
+    lanes = text[: len(text) // batch * batch].view(batch, -1)
+    while True:
+        for first in range(0, lanes.shape[1] - length, length):
+            yield lanes[:, first : first + length], lanes[:, first + 1 : first + 1 + length]
+
+
+def full_memory(model: CompressiveTransformer, batch: int) -> Memory:
+    """A memory of our model all of whose slots are filled, with random states, where a segment begins."""
+    config, empty = model.config, model.empty_memory(batch)
+    seen = torch.full((batch,), -(-config.temporal_range // config.segment_length) * config.segment_length)
+    filled = [[int(count[0]) for count in SlotLayout.of(config, n).filled(seen)] for n in range(config.n_layers)]
+    assert filled == [[own.compressed_length, own.memory_length] for own in map(config.of_layer, range(len(filled)))]
+    compressed, recent = (tuple(map(torch.randn_like, tier)) for tier in (empty.compressed, empty.recent))
+    return replace(empty, seen=seen, compressed=compressed, recent=recent)
+
+
+def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
+    """Multiply-adds of all matrix products a token: of reading it, or of a training step with the compression loss.
+
+    Counted as `describe` counts, on tensors without numbers, masked slots included, lanes of one age.
+    """
+    with torch.device("meta"):
+        model = CompressiveTransformer(config)
+        tokens = torch.zeros(batch, config.segment_length, dtype=torch.int64)
+    memory = full_memory(model, batch)
+    with torch.set_grad_enabled(training), FlopCounterMode(display=False) as counter:
+        output = model(tokens, memory)
+        if training:
+            (next_token_loss(output.logits, tokens) + output.compression_loss).backward()
+    return counter.get_total_flops() / 2 / tokens.numel()
+
+
+def decoding_bytes(config: ModelConfig, batch: int, *, weight: int, state: int) -> float:
+    """Bytes that decoding one token a lane must read at least: weights, and keys and values of all slots.
+
+    `weight` and `state` are the bytes of one number of each. f_c, which only commits read, is left out; the
+    segment is half full.
+    """
+    with torch.device("meta"):
+        model = CompressiveTransformer(config)
+    weights = sum(p.numel() for name, p in model.named_parameters() if ".compression" not in name)
+    slots = config.attention_width - (config.segment_length - 1) / 2
+    return weight * weights + state * 2 * batch * slots * config.d_model * config.n_layers
+
+
+def table(work: Work) -> dict[str, Any]:
+    """A work as it is written to JSON."""
+    return {**asdict(work), "text": str(work)}
