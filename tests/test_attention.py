@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compressive_transformer.attention import masked_attention, relative, relative_attention, rotated
+from compressive_transformer.attention import headwise, masked_attention, relative, relative_attention, rotated
 from compressive_transformer.positions import rotary_positions
 from reference import sinusoid
 from small import assert_close, random_tokens, small_model
@@ -86,6 +86,23 @@ def test_the_form_for_cpus_equals_the_form_for_gpus_and_so_do_all_gradients(per_
         assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("block", [1, 2, 4])
+@each_step
+@each_problem
+def test_blocks_of_queries_change_neither_output_nor_gradients_nor_what_is_observed(per_lane, step, block, monkeypatch):
+    problem = random_problem(step=step, per_lane=per_lane)
+
+    def step_of(form):
+        told = []
+        mixed = form(*problem, told.append)
+        return [mixed, *torch.autograd.grad(mixed.square().sum(), tensors_of(problem)), *told]
+
+    expected = step_of(masked_attention)
+    monkeypatch.setattr(headwise, "BLOCK", block)
+    for ours, theirs in zip(step_of(relative_attention), expected, strict=True):
+        assert_close(ours, theirs)
+
+
 @each_problem
 def test_finite_differences_agree(per_lane):
     content, keys, values, mask, grids = random_problem(step=3, per_lane=per_lane)
@@ -138,9 +155,11 @@ def test_an_observer_sees_the_weights_that_mix_the_values_and_changes_nothing(fo
         assert_close(weights @ values[:, :, head], mixed[:, :, head])
 
 
-@pytest.mark.parametrize("position", ["span", "unit"])
-def test_a_whole_model_is_the_same_with_either_form(position, monkeypatch):
-    model, tokens = small_model(compressed_position=position), random_tokens(2, 50)
+@pytest.mark.parametrize("block", [2, 128])
+@pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit"}, {"segment_length": 7}], ids=str)
+def test_a_whole_model_is_the_same_with_either_form(fields, block, monkeypatch):
+    monkeypatch.setattr(headwise, "BLOCK", block)
+    model, tokens = small_model(**fields), random_tokens(2, 50)
 
     def step():
         memory = model(tokens[:, :22], None, torch.tensor([5, 22])).memory

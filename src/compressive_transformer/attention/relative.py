@@ -74,9 +74,10 @@ def relative_attention(
 ) -> Tensor:
     """softmax(content · keys + relative scores + mask) · values: `[batch, query, head, d_head]`.
 
-    On a CPU a function with a backward of its own, which takes one head and one block of queries at a time, the
-    fastest there. On other devices the relative scores become the additive mask of PyTorch's fused attention, which
-    is slow on a CPU because that mask needs a gradient. `observe` is told each head's weights.
+    On a CPU a function with a backward of its own, which takes one head and one block of queries at a time: the
+    fastest there in training and with long memories. On other devices the relative scores become the additive mask
+    of PyTorch's fused attention, which is slow on a CPU because that mask needs a gradient. `observe` is told each
+    head's weights.
     """
     if content.device.type == "cpu":
         flat = [part for queries, rows, _ in grids for part in (queries, rows)]
