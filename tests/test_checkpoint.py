@@ -46,7 +46,7 @@ def assert_same_model(actual: CompressiveTransformer, expected: CompressiveTrans
         {},
         {"compressed_position": "unit", "norm": "post"},
         {"compressed_length": 0},
-        {"compressed_length": (4, 0), "memory_length": (0, 9), "compression_rate": (2, 5)},
+        {"compression": "conv", "compressed_length": (4, 0), "memory_length": (0, 9), "compression_rate": (2, 5)},
         {"position": "rotary"},
     ],
 )

@@ -191,6 +191,7 @@ def test_every_function_and_loss_trains_what_it_should_and_goes_on_to_the_bit(
         assert parameter.isfinite().all(), name
 
 
+@pytest.mark.usefixtures("double")
 def test_parts_of_a_step_do_not_change_it(corpus: Corpus, tmp_path: Path) -> None:
     whole = tiny_run(corpus, tmp_path / "whole", **SLOW)
     parts = tiny_run(corpus, tmp_path / "parts", accumulation=2, **SLOW)

@@ -98,7 +98,7 @@ def test_a_function_is_told_the_mean_attention_from_a_states_own_token_until_it_
     with torch.no_grad():
         for b, (lane, age) in enumerate(zip(lanes, ages, strict=True)):
             # The reference cannot compress so: only usage before anything is read of compressed memory counts.
-            lane.compress = lambda layer, evicted, usage, rate=model.config.compression_rate: [
+            lane.compress = lambda layer, evicted, usage, following, rate=model.config.compression_rate: [
                 torch.cat([evicted[at].new_tensor([usage[at], usage[at + rate - 1]]), evicted[at][2:]])
                 for at in range(0, len(evicted), rate)
             ]

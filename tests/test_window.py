@@ -61,6 +61,7 @@ def test_a_step_under_bptt_is_one_update_from_all_targets_of_its_segments(
     assert all(line["compression_loss"] == 0 for line in log_of(tmp_path / "run") if "loss" in line)
 
 
+@pytest.mark.usefixtures("double")
 def test_parts_of_a_window_do_not_change_it(corpus: Corpus, tmp_path: Path) -> None:
     whole = tiny_run(corpus, tmp_path / "whole", model=BPTT, **SETTINGS)
     parts = tiny_run(corpus, tmp_path / "parts", model=BPTT, accumulation=2, **SETTINGS)
