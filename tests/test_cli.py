@@ -131,8 +131,8 @@ def test_an_evaluation_reads_as_text_and_follows_its_options(command: Run, finis
     assert done.code == 0
     assert done.out.startswith("validation: 2 documents, ")
     assert "memory            segment 8, recent 20, compressed 2 at rate 3\n" in done.out
-    done = command("evaluate", finished, corpus.path, "--memory-length", "0,20", "--tokens", 50)
-    assert "memory            segment 8, recent [0, 20], compressed 4 at rate 3\n" in done.out
+    done = command("evaluate", finished, corpus.path, "--memory-length", "1,20", "--tokens", 50)
+    assert "memory            segment 8, recent [1, 20], compressed 4 at rate 3\n" in done.out
     done = command("evaluate", finished, corpus.path, "--tokens", 50, "--batch", 1, "--json")
     assert json.loads(done.out)["tokens"] == 50
 
@@ -298,7 +298,7 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
             }
             shown |= {"first": "FIRST", "second": "SECOND"}
             flag = (
-                "OUT" if argument == "out" and name in ("prepare", "experiment") else f"--{argument.replace('_', '-')}"
+                "OUT" if argument == "out" and name in ("prepare", "experiment", "export") else f"--{argument.replace('_', '-')}"
             )
             assert shown.get(argument, flag) in done.out, argument
     assert function.__doc__ is not None

@@ -59,8 +59,8 @@ def counted_by_hand(config: ModelConfig, layer: int) -> tuple[int, int, int]:
         reading += groups * c * d * d
     positions = (rows + step * compressed_rows) * d * d
     loss = 0
-    if groups and learned and config.compression_loss == "attention":  # Algorithm 2
-        loss = n * d * d + groups * (c + 1) * d * 2 * d + 2 * n * groups * (c + 1) * d
+    if groups and learned and config.compression_loss == "attention":  # Algorithm 2; reading has projected all else
+        loss = groups * d * 2 * d + 2 * n * groups * (c + 1) * d
     return reading, positions, loss
 
 
@@ -181,7 +181,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def toml(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
     sizes = (
-        "d_model = 8\nn_layers = 2\nn_heads = 2\nsegment_length = 4\nmemory_length = [0, 5]\ncompressed_length = 3\n"
+        "d_model = 8\nn_layers = 2\nn_heads = 2\nsegment_length = 4\nmemory_length = [1, 5]\ncompressed_length = 3\n"
     )
     path.write_text(f"[model]\n{sizes}[train]\nsteps = 3\n", encoding="utf-8")
     return path
@@ -192,7 +192,7 @@ SIZES = ModelConfig(vocab_size=257, d_model=8, n_layers=2, n_heads=2, segment_le
 
 def test_a_file_is_described_and_the_token_ids_of_bytes_assumed_where_it_says_none(command: Run, toml: Path) -> None:
     code, out, err = command(toml)
-    assert (code, out) == (0, f"{describe(replace(SIZES, memory_length=(0, 5)))}\n")
+    assert (code, out) == (0, f"{describe(replace(SIZES, memory_length=(1, 5)))}\n")
     assert err == "vocab_size is not given: 257 assumed, as for bytes\n"
     assert out.startswith("2 layers, d_model 8, segments of 4 tokens, 257 token ids\n")
 
@@ -207,8 +207,8 @@ def test_settings_lie_over_the_file_and_json_has_everything(command: Run, toml: 
 def test_a_run_is_described_by_its_folder(command: Run, finished: Path) -> None:
     sizes = json.loads((finished / "config.json").read_text(encoding="utf-8"))["model"]
     assert command(finished) == (0, f"{describe(ModelConfig(**sizes))}\n", "")
-    changed = describe(ModelConfig(**{**sizes, "memory_length": (0, 20)}))
-    assert command(finished, "--set", "model.memory_length=[0,20]") == (0, f"{changed}\n", "")
+    changed = describe(ModelConfig(**{**sizes, "memory_length": (1, 20)}))
+    assert command(finished, "--set", "model.memory_length=[1,20]") == (0, f"{changed}\n", "")
 
 
 @pytest.mark.parametrize(

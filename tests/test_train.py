@@ -54,9 +54,11 @@ def assert_same_run(actual: Path, expected: Path) -> None:
         assert (actual / name).read_bytes() == (expected / name).read_bytes()
 
 
-def assert_close_parameters(actual: CompressiveTransformer, expected: CompressiveTransformer) -> None:
+def assert_close_parameters(
+    actual: CompressiveTransformer, expected: CompressiveTransformer, tolerance: float = 1e-6
+) -> None:
     for (name, one), other in zip(actual.named_parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 # --- going on ---
@@ -225,7 +227,9 @@ def test_two_processes_train_as_one_and_go_on_from_the_middle_of_an_update(
     trained.load_state_dict(
         {name.removeprefix("model."): value for name, value in shared.items() if name.startswith("model.")}
     )
-    assert_close_parameters(trained, alone)
+    # Single precision: AdamW makes what rounding leaves of a gradient that cancels as large as any other. A step moves
+    # parameters by up to 1e-3.
+    assert_close_parameters(trained, alone, tolerance=1e-4)
     for one, other in zip(log_of(two), log_of(tmp_path / "alone"), strict=True):
         assert one.keys() == other.keys()
         if "loss" in one:
@@ -327,7 +331,7 @@ def test_models_without_a_compression_that_learns_are_trained_too(
 def test_training_learns(corpus: Corpus, tmp_path: Path) -> None:
     tiny_run(corpus, tmp_path / "run", steps=60, late_update_step=0, validate_every=0, sample_every=0)
     losses = [line["loss"] for line in log_of(tmp_path / "run")]
-    assert losses[0] == pytest.approx(math.log(257), abs=0.1)  # nothing is known yet
+    assert losses[0] == pytest.approx(math.log(257) + 0.5, abs=0.2)  # logits of variance 1 that know nothing
     assert sum(losses[-10:]) / 10 < 3.6
 
 
@@ -338,7 +342,7 @@ def test_bf16_keeps_parameters_and_memory_in_fp32(corpus: Corpus, tmp_path: Path
         tensors = load_file(point / f"{file}.safetensors")
         assert {value.dtype for value in tensors.values()} <= {torch.float32, torch.int64, torch.uint8}
     first = log_of(tmp_path / "run")[0]
-    assert first["loss"] == pytest.approx(math.log(257), abs=0.1)
+    assert first["loss"] == pytest.approx(math.log(257) + 0.5, abs=0.2)
 
 
 # --- what a run leaves ---

@@ -91,7 +91,7 @@ def settings(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = {
         "seeds": [0, 1],
         "baseline": "conv",
-        "model": MODEL,
+        "model": {**MODEL, "compression": "conv"},
         "train": {**TRAINING, "steps": 4, "validate_every": 0, "sample_every": 0},
         "evaluate": {"split": "test", "tokens": 200, "memory_length": 6},
         "settings": {

@@ -55,7 +55,8 @@ class HeadwiseAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the same tensors."""
-        inputs, kept = ctx.saved_tensors[: ctx.inputs], iter(ctx.saved_tensors[ctx.inputs :])
+        saved = ctx.saved_tensors  # once: each reading would unpack, and recompute what is checkpointed
+        inputs, kept = saved[: ctx.inputs], iter(saved[ctx.inputs :])
         # Heads first, so that the products of one head add to what lies together.
         found = [torch.zeros_like(x.movedim(-2, 0), memory_format=torch.contiguous_format) for x in inputs]
         # What lies outside of the shifted view stays zero from head to head.
