@@ -297,9 +297,8 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
                 "run": "RUN",
             }
             shown |= {"first": "FIRST", "second": "SECOND"}
-            flag = (
-                "OUT" if argument == "out" and name in ("prepare", "experiment", "export") else f"--{argument.replace('_', '-')}"
-            )
+            out = argument == "out" and name in ("prepare", "experiment", "export")
+            flag = "OUT" if out else f"--{argument.replace('_', '-')}"
             assert shown.get(argument, flag) in done.out, argument
     assert function.__doc__ is not None
     assert function.__doc__.splitlines()[0].split(",")[0][:40] in " ".join(done.out.split())

@@ -50,7 +50,7 @@ def counted_by_hand(config: ModelConfig, layer: int) -> tuple[int, int, int]:
     recent, slots = n_m + waiting, n_cm + n_m + waiting + n
     rows = recent + queries + 1
     compressed_rows = queries // step + n_cm - 1 if n_cm else 0
-    reading = queries * d * d + slots * d * 2 * d + n * d * d  # queries, keys and values, output
+    reading = n * d * d + slots * d * 2 * d + n * d * d  # queries, keys and values, output
     reading += 2 * queries * slots * d  # scores by content, mixing of values
     reading += queries * (rows + compressed_rows) * d  # scores by position
     reading += 2 * n * d * config.d_ff
