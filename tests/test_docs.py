@@ -34,26 +34,24 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 # Sizes that read well and would take hours here, and what runs in their place. Each must occur in its page.
+SMALLER_MODEL = {
+    "d_model=256": "d_model=16",
+    "n_layers=4": "n_layers=2",
+    "n_heads=8": "n_heads=2",
+    "segment_length=128": "segment_length=16",
+    "memory_length=128": "memory_length=16",
+    "compressed_length=128": "compressed_length=8",
+}
 SMALLER = {
     "README.md": {
-        "d_model=256": "d_model=16",
-        "n_layers=4": "n_layers=2",
-        "n_heads=8": "n_heads=2",
-        "segment_length=128": "segment_length=16",
-        "memory_length=128": "memory_length=16",
-        "compressed_length=128": "compressed_length=8",
+        **SMALLER_MODEL,
         "steps=20_000, batch=8": "steps=4, batch=2, warmup=1, validate_every=2",
         "compressed_length=256": "compressed_length=16",
         "stream.write(200": "stream.write(20",
         'vocab_size=257, compression="median"': 'vocab_size=257, d_model=16, compression="median"',
     },
     "transformers.md": {
-        "d_model=256": "d_model=16",
-        "n_layers=4": "n_layers=2",
-        "n_heads=8": "n_heads=2",
-        "segment_length=128": "segment_length=16",
-        "memory_length=128": "memory_length=16",
-        "compressed_length=128": "compressed_length=8",
+        **SMALLER_MODEL,
         "steps=20_000, batch=8": "steps=2, batch=2, warmup=1, validate_every=2",
     },
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.resources import files
@@ -22,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStream
 from compressive_transformer import COMPRESSIONS, Compression, Stream, cli, load, save, with_lengths
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.hf import CompressiveTransformerForCausalLM, export_transformers
+from compressive_transformer.hf.card import card
 from compressive_transformer.hf.code import modeling_files
 from compressive_transformer.hf.tokens import START, to_transformers
 from compressive_transformer.tokenizer import ByteTokenizer, MuLawTokenizer, Tokenizer, WordTokenizer, train_bpe
@@ -127,16 +129,26 @@ def test_a_pipeline_writes_text(finished: Path, exported: Path) -> None:
     assert written["generated_text"] == stream.write(6, temperature=0)
 
 
+def test_the_model_card_of_a_run_that_was_killed_while_it_wrote_its_log_is_that_of_the_lines_before(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    config = load(finished)[0].config
+    with (tmp_path / "run/log.jsonl").open("a", encoding="utf-8") as log:
+        log.write('{"step": 11, "lo')
+    assert card(tmp_path / "run", "name", config, 1) == card(finished, "name", config, 1)
+
+
 def test_the_model_card_tells_what_the_run_knows(finished: Path, exported: Path) -> None:
-    card = (exported / "README.md").read_text(encoding="utf-8")
+    written = (exported / "README.md").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in (finished / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     best = min(line["validation"]["bits_per_byte"] for line in lines if "validation" in line)
     last = [line for line in lines if "loss" in line][-1]
-    assert card.startswith("---\nlibrary_name: transformers\n")
-    assert f"10 steps, {last['tokens']:,} tokens" in card
-    assert f"{best:.4f} bits per byte" in card
+    assert written.startswith("---\nlibrary_name: transformers\n")
+    assert f"10 steps, {last['tokens']:,} tokens" in written
+    assert f"{best:.4f} bits per byte" in written
     for row in ("| segment_length | 8 |", "| compression | conv-overlap |", "| learning_rate | 0.01 |"):
-        assert row in card
+        assert row in written
 
 
 @pytest.mark.parametrize("make", [ByteTokenizer, bpe], ids=["bytes", "bpe"])

@@ -25,6 +25,7 @@ from compressive_transformer.lanes import lanes
 from compressive_transformer.model import CompressiveTransformer, next_token_loss
 from compressive_transformer.optimiser import Optimiser
 from compressive_transformer.processes import Processes
+from compressive_transformer.progress import cut_log, read_log
 from compressive_transformer.train import Trainer, train
 from runs import MODEL, TRAINING, log_of, tiny_model, tiny_run
 
@@ -121,6 +122,14 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
         log.write('{"step": 9, "lo')  # and power went while a line was written
     tiny_run(corpus, run, model={"dropout": 0.1}, resume=True)
     assert_same_run(run, finished)
+
+
+def test_a_log_keeps_samples_with_any_line_separator_and_loses_what_lies_beyond_a_step(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "sample": "a\u2028b\x85c"}\n', '{"step": 2, "loss": 0.1}\n', '{"step": 3, "lo']
+    (tmp_path / "log.jsonl").write_text("".join(lines), encoding="utf-8")
+    assert read_log(tmp_path / "log.jsonl") == [json.loads(line) for line in lines[:2]]
+    cut_log(tmp_path / "log.jsonl", 1)
+    assert (tmp_path / "log.jsonl").read_text(encoding="utf-8") == lines[0]
 
 
 def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -> None:

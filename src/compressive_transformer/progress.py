@@ -89,7 +89,7 @@ class Progress:
 
     def write(self, entry: dict[str, Any]) -> None:
         """Add a line to the log and show what it says."""
-        self.file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        self.file.write(_line(entry))
         self.file.flush()
         text = _summary(entry)
         if "loss" in entry and self.console.is_terminal:
@@ -106,15 +106,28 @@ def cut_log(path: Path, step: int) -> None:
     """Remove the lines of a log that lie beyond `step`: a resumed run writes them again."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # the line that was being written when the run ended
+    kept = [_line(entry) for entry in read_log(path) if entry["step"] <= step]
     with whole_file(path) as temporary:
         temporary.write_text("".join(kept), encoding="utf-8")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The entries of a log, without a line that was being written when the run ended; none where there is no log."""
+    if not path.exists():
+        return []
+    entries = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):  # samples may hold other line ends
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "step" in entry:
+            entries.append(entry)
+    return entries
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, ensure_ascii=False) + "\n"
 
 
 def _summary(entry: dict[str, Any]) -> str:

@@ -58,9 +58,9 @@ class RelativeAttention(Attention):
         rows = self._heads(projection(grid.rows))
         if grid.lanes is not None:
             rows = rows[:, grid.lanes.to(rows.device)]
-        shifted = self._scaled(queries + bias, rows)
+        biased = self._scaled(queries + bias, rows)
         step = rows.shape[0]
-        grouped = shifted.unflatten(1, (-1, step)).permute(2, 0, 1, 3, 4)  # i = step * a + b -> [b, batch, a, ...]
+        grouped = biased.unflatten(1, (-1, step)).permute(2, 0, 1, 3, 4)  # i = step * a + b -> [b, batch, a, ...]
         return grouped.contiguous(), rows, grid.slots
 
 

@@ -19,6 +19,7 @@ from ..checkpoint import FORMAT, ResumePoint, check_format, load, read_json, wri
 from ..corpus import Corpus
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer, with_lengths
+from ..progress import read_log
 from ..train import train
 from .plan import Run
 from .tasks import TASKS
@@ -52,7 +53,7 @@ def finish(run: Run, corpus: Corpus, out: Path) -> None:
         **run.tables(),
         "corpus": corpus.fingerprint,
         "commit": _commit(),
-        "training": _training(_log(folder)),
+        "training": _training(read_log(folder / "log.jsonl")),
         "evaluation_seconds": round(time.perf_counter() - began, 3),
         "score": score,
     }
@@ -111,10 +112,6 @@ def steps_done(run: Run, out: Path) -> int:
 def _interrupted(folder: Path) -> bool:
     """Whether a training began there and left a checkpoint."""
     return any((folder / "resume").glob("step-*"))
-
-
-def _log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def _training(log: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from ..checkpoint import read_json
 from ..config import ModelConfig
+from ..progress import read_log
 
 USE = """\
 ## Use
@@ -65,7 +64,7 @@ def card(run: Path, name: str, config: ModelConfig, parameters: int) -> str:
 
 def _training(run: Path) -> list[str]:
     """What log.jsonl and the last checkpoint tell."""
-    entries = _log(run / "log.jsonl")
+    entries = read_log(run / "log.jsonl")
     steps = [entry for entry in entries if "loss" in entry]
     scores = [entry for entry in entries if (entry.get("validation") or {}).get("bits_per_byte") is not None]
     if not steps and not scores:
@@ -82,9 +81,3 @@ def _training(run: Path) -> list[str]:
         settings = read_json(state).get("train") or {}
         told += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
     return told
-
-
-def _log(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
