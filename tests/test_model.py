@@ -74,6 +74,13 @@ def test_layers_of_different_sizes_equal_the_reference_too(fields, position):
     check_against_the_reference(small_config(**fields, **position), (12, 5), 26)
 
 
+@pytest.mark.parametrize("segment_length", [3, 4])  # a multiple of the compression rate, and none
+@pytest.mark.parametrize("compression", sorted(COMPRESSIONS))
+def test_every_compression_function_equals_the_reference(compression, segment_length):
+    config = small_config(compression=compression, segment_length=segment_length, memory_length=2)
+    check_against_the_reference(config, (12, 5), 16)
+
+
 def check_against_the_reference(config, ages, length):
     model = small_model(config)
     lanes, stream = lanes_of(model, 2), random_tokens(2, 12 + length)
