@@ -658,9 +658,33 @@ def test_a_memory_that_does_not_fit_is_described_by_the_layer_in_which_it_does_n
         model(random_tokens(2, 4), small_model(n_layers=3).empty_memory(2))
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.float, torch.Tensor.long, lambda states: states.to("meta")])
+def test_memory_of_another_precision_or_device_is_refused(change):
+    model = small_model()  # in double precision
+    memory = model.empty_memory(2)
+    higher = replace(memory, recent=tuple(map(change, memory.recent)))
+    if change is torch.Tensor.float:  # lower precision is read as it is; double in a model of single is not
+        model(random_tokens(2, 4), higher)
+        model, higher = model.float(), memory
+    with pytest.raises(CompressiveError, match=r"memory does not fit: the model is torch.float.* on cpu, states are"):
+        model(random_tokens(2, 4), higher)
+
+
+@pytest.mark.parametrize("id", [-1, 11, 2**40])
+def test_ids_outside_of_the_vocabulary_are_refused(id):
+    model, tokens = small_model(), random_tokens(2, 4)
+    wrong = tokens.clone()
+    wrong[1, 2] = id
+    message = rf"must be ids of 0 .. 10, got .*{id}.*; encode text with the tokenizer"
+    with pytest.raises(CompressiveError, match=message):
+        model(wrong)
+    with pytest.raises(CompressiveError, match=message):
+        model(tokens, targets=wrong)
+
+
 def test_the_memory_of_another_batch_is_refused():
     model = small_model()
-    with pytest.raises(CompressiveError, match=r"memory does not fit: .* layer 0 .*\(3, 3, 8\).* got \[\(2, 3, 8\)"):
+    with pytest.raises(CompressiveError, match=r"memory does not fit: seen must be int64 \[batch = 3\].*\[2\]; start"):
         model(random_tokens(3, 4), model.empty_memory(2))
     with pytest.raises(CompressiveError, match=r"batch \(0\) must be 1 or more"):
         model.empty_memory(0)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from compressive_transformer.checkpoint import read_metadata
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.model import CompressiveTransformer
+from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.stream import Stream, sample
 from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import MODEL
@@ -114,6 +117,148 @@ def test_a_model_is_left_in_the_mode_in_which_it_came(training: bool) -> None:
     texts = {read(model, TEXT).write(10, seed=0) for _ in range(2)}
     assert len(texts) == 1  # nothing is dropped
     assert model.training == training
+
+
+def test_bytes_as_they_are_can_be_read_where_tokens_are_bytes(model: CompressiveTransformer) -> None:
+    stream = Stream(model, BYTES)
+    stream.read(TEXT.encode())
+    assert_same_memory(model, stream.memory, read(model, TEXT).memory)
+    stream.read(b"\xff\xfe")
+    assert stream.memory.seen.tolist() == [3 + len(TEXT.encode())]
+    words = train_bpe(["abc"], 258)
+    with pytest.raises(CompressiveError, match="bytes are read only by a model whose tokens are bytes"):
+        Stream(small_model(**{**MODEL, "vocab_size": 258}), words).read(b"abc")
+
+
+# --- scoring ---
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_are_the_nats_of_the_model_however_the_text_is_cut(model: CompressiveTransformer, seed: int) -> None:
+    rng = random.Random(seed)
+    borders = [0, *sorted(rng.randint(0, len(TEXT)) for _ in range(seed * 5)), len(TEXT)]
+    stream = Stream(model, BYTES)
+    found = torch.cat([stream.score(TEXT[a:b]) for a, b in itertools.pairwise(borders)])
+    tokens = torch.tensor([[BYTES.start, *BYTES.encode(TEXT)]])
+    with torch.no_grad():
+        nats = model(tokens[:, :-1], targets=tokens[:, 1:]).nats[0]
+    assert found.dtype == torch.float64
+    assert_close(found, nats)
+    assert_same_memory(model, stream.memory, read(model, TEXT).memory)
+    assert Stream(model, BYTES).score("").shape == (0,)
+
+
+def test_what_was_written_has_the_score_of_what_is_read(model: CompressiveTransformer) -> None:
+    written = read(model, TEXT)
+    words = written.write(20, temperature=0)
+    after = written.score("And then")
+    with torch.no_grad():
+        tokens = torch.tensor([[BYTES.start, *BYTES.encode(TEXT)]])
+        for _ in range(20):
+            token = model(tokens).logits[0, -1, :-1].argmax()
+            tokens = torch.cat([tokens, token[None, None]], dim=1)
+        tokens = torch.cat([tokens, torch.tensor([[*BYTES.encode("And then")]])], dim=1)
+        nats = model(tokens[:, :-1], targets=tokens[:, 1:]).nats[0, -8:]
+    assert words
+    assert_close(after, nats)
+
+
+# --- keeping ---
+
+
+@pytest.mark.parametrize("read_before", [0, 3, 40, 75])
+@pytest.mark.parametrize("compression", ["conv-overlap", "most-used"])
+def test_a_stream_that_was_kept_goes_on_as_if_it_had_never_stopped(
+    tmp_path: Path, read_before: int, compression: str
+) -> None:
+    model = small_model(**{"vocab_size": 257, **MODEL, "compression": compression}).eval()
+    stream = Stream(model, BYTES)
+    if read_before:
+        stream.read(TEXT[:read_before])
+        stream.write(5, seed=3)
+    stream.save(tmp_path / "state.safetensors")
+    again = Stream.load(tmp_path / "state.safetensors", model, BYTES)
+    for one in (stream, again):
+        one.read(TEXT[40:])
+    assert torch.equal(next_logits(again), next_logits(stream))
+    memories = [one.memory.state_dict() for one in (again, stream)]
+    assert all(torch.equal(memories[0][name], memories[1][name]) for name in memories[1])
+    assert again.write(30, seed=1) == stream.write(30, seed=1)
+
+
+def test_a_stream_is_kept_for_its_model_and_its_tokenizer_only(
+    tmp_path: Path, model: CompressiveTransformer, stream: Stream
+) -> None:
+    path = tmp_path / "state.safetensors"
+    stream.save(path)
+    other = small_model(model.config, seed=1).eval()
+    with pytest.raises(CompressiveError, match="not a stream of this model: its weights differs"):
+        Stream.load(path, other, BYTES)
+    longer = with_lengths(model, compressed_length=20)
+    with pytest.raises(CompressiveError, match="not a stream of this model: its config differs"):
+        Stream.load(path, longer, BYTES)
+    bpe = train_bpe(["abc"], 257)
+    Stream(model, bpe).save(path)
+    assert Stream.load(path, model, bpe).memory.seen.tolist() == [0]
+    with pytest.raises(CompressiveError, match="not a stream of this model: its tokenizer differs"):
+        Stream.load(path, model, BYTES)
+
+
+def without(name: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def with_(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without("logits"), r"it must hold logits \[vocab_size = 257\]"),
+        (with_("logits", lambda logits: logits[1:]), "it must hold logits"),
+        (without("recent.1"), "not the state of a memory"),
+        (with_("seen", lambda seen: seen + 1), "damaged: memory does not fit: compressed, recent and pending"),
+        (with_("seen", lambda seen: -seen), "seen must be int64"),
+        (with_("seen", lambda seen: seen.double()), "seen must be int64"),
+        (with_("seen", lambda seen: seen.repeat(2)), "seen must be int64"),
+        (with_("recent.0", lambda states: states.long()), "states are torch.int64 on cpu"),
+        (with_("compressed.0", lambda states: states[:, 1:]), "compressed, recent and pending states of layer 0"),
+        (with_("pending.1", lambda states: states[0]), "compressed, recent and pending states of layer 1"),
+        (with_("pending.1", lambda states: states[:, :, 1:]), "compressed, recent and pending states of layer 1"),
+    ],
+)
+def test_a_damaged_state_is_refused_by_name(
+    tmp_path: Path,
+    model: CompressiveTransformer,
+    stream: Stream,
+    damage: Callable[[dict[str, Tensor]], object],
+    message: str,
+) -> None:
+    path = tmp_path / "state.safetensors"
+    stream.save(path)
+    tensors, metadata = load_file(path), read_metadata(path)
+    damage(tensors)
+    save_file(tensors, path, metadata)
+    with pytest.raises(CompressiveError, match=f"state.safetensors: damaged: .*{message}|state.safetensors.*{message}"):
+        Stream.load(path, model, BYTES)
+
+
+def test_what_is_no_state_at_all_is_refused_by_name(
+    tmp_path: Path, model: CompressiveTransformer, stream: Stream
+) -> None:
+    path = tmp_path / "state.safetensors"
+    with pytest.raises(CompressiveError, match=r"state.safetensors: no such file"):
+        Stream.load(path, model, BYTES)
+    stream.save(path)
+    whole = path.read_bytes()
+    for content in (b"", whole[:9], whole[: len(whole) // 2], whole[:-1], b"\xff" * 8 + whole[8:]):
+        path.write_bytes(content)
+        with pytest.raises(CompressiveError, match="not a readable safetensors file"):
+            Stream.load(path, model, BYTES)
+    save_file(model.state_dict(), path)
+    with pytest.raises(CompressiveError, match="not a stream of this model: its format differs"):
+        Stream.load(path, model, BYTES)
 
 
 # --- writing ---

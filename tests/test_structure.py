@@ -34,6 +34,7 @@ ORDER = [
     "usage",
     "blocks",
     "embedding",
+    "inputs",
     "model",
     "transfer",
     "describe",

@@ -5,6 +5,7 @@ Weights are safetensors and the rest is JSON; nothing is ever unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -78,11 +79,12 @@ def load_config(run: str | Path) -> ModelConfig:
     return from_mapping(ModelConfig, table["model"], str(path))
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors as safetensors, whole or not at all."""
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named tensors as safetensors, whole or not at all, with `metadata` in the header."""
+    own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with whole_file(path) as temporary:
         try:
-            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+            save_file(own, temporary, None if metadata is None else dict(metadata))
         except SafetensorError as error:  # a full disk, for example
             raise CompressiveError(f"{path}: cannot be written: {error}") from None
 
@@ -104,6 +106,26 @@ def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[s
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata in the header of a safetensors file. Raises CompressiveError for a missing or damaged file."""
+    if not path.is_file():
+        raise CompressiveError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and values: whether tensors are the same to the bit."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:

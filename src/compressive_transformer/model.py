@@ -13,6 +13,7 @@ from .blocks import Block, Chunk, Tiers
 from .config import ModelConfig, PerLayer
 from .embedding import IGNORE, build_embedding
 from .errors import CompressiveError, CompressiveWarning
+from .inputs import checked_lengths, checked_targets, require_ids
 from .memory import Memory, SlotLayout, empty_memory
 from .positions import chunk_positions
 
@@ -75,8 +76,10 @@ class CompressiveTransformer(nn.Module):
 
         Raises CompressiveError where tokens, memory, lengths or targets do not fit one another or the model.
         """
-        lengths = _checked_lengths(tokens, lengths)
-        targets = _checked_targets(tokens, targets, lengths)
+        lengths = checked_lengths(tokens, lengths)
+        targets = checked_targets(tokens, targets, lengths)
+        for ids in (tokens,) if targets is None else (tokens, targets[targets != IGNORE]):
+            require_ids(ids, self.config.vocab_size)
         memory = self.empty_memory(len(tokens)) if memory is None else memory
         self.check_memory(memory, len(tokens))
         layout = self.layouts[0]  # segments are as long in every layer
@@ -137,18 +140,34 @@ class CompressiveTransformer(nn.Module):
             raise CompressiveError(
                 f"memory does not fit: it must have {self.config.n_layers} layers in each tier, got {layers}; {way_out}"
             )
-        pending = int(self.layouts[0].pending(memory.seen).max())
+        seen = memory.seen
+        if seen.shape != (batch,) or seen.dtype != torch.int64 or bool((seen < 0).any()):
+            raise CompressiveError(
+                f"memory does not fit: seen must be int64 [batch = {batch}], 0 or more, "
+                f"got {seen.dtype} {list(seen.shape)}; {way_out}"
+            )
+        like = self.embedding.weight
+        for held in (one for tier in tiers for one in tier):
+            # Autocast leaves states of a lower precision than parameters, which are read as they are.
+            fits = held.is_floating_point() and torch.promote_types(held.dtype, like.dtype) == like.dtype
+            if not fits or held.device != like.device:
+                raise CompressiveError(
+                    f"memory does not fit: the model is {like.dtype} on {like.device}, states are {held.dtype} on "
+                    f"{held.device}; {way_out}, or take it there by memory.to(...)"
+                )
+        pending = int(self.layouts[0].pending(seen).max())
         for layer, (layout, *states) in enumerate(zip(self.layouts, *tiers, strict=True)):
             lengths = (layout.compressed_length, layout.recent_length, pending)
             shapes = [tuple(one.shape) for one in states]
             expected = [(batch, length, d_model) for length in lengths]
-            if shapes[:2] != expected[:2] or shapes[2][1] < pending:
+            wide_enough = shapes[2] == (batch, *shapes[2][1:2], d_model) and shapes[2][1] >= pending
+            if shapes[:2] != expected[:2] or not wide_enough:
                 raise CompressiveError(
                     f"memory does not fit: compressed, recent and pending states of layer {layer} must be {expected}, "
                     f"[batch, slot, d_model] each, got {shapes}; {way_out}"
                 )
-        held = zip(self.blocks, memory.recent, memory.pending, strict=True)
-        widths = [bool(block.uses_usage) * (recent.shape[1] + own.shape[1]) for block, recent, own in held]
+        each = zip(self.blocks, memory.recent, memory.pending, strict=True)
+        widths = [bool(block.uses_usage) * (recent.shape[1] + own.shape[1]) for block, recent, own in each]
         usage = [(batch, width, 1) for width in widths] if any(block.uses_usage for block in self.blocks) else []
         if (given := [tuple(states.shape) for states in memory.usage]) != usage:
             raise CompressiveError(
@@ -217,33 +236,6 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """
     total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
     return total / (targets != IGNORE).sum().clamp(min=1)
-
-
-def _checked_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
-    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32) or 0 in tokens.shape:
-        raise CompressiveError(
-            f"tokens must be integers [batch, chunk] with at least one of each, got {tokens.dtype} {list(tokens.shape)}"
-        )
-    batch, chunk = tokens.shape
-    if lengths is None:
-        return torch.full((batch,), chunk)
-    if lengths.shape != (batch,) or lengths.dtype != torch.int64:
-        raise CompressiveError(f"lengths must be int64 [batch = {batch}], got {lengths.dtype} {list(lengths.shape)}")
-    lengths = lengths.cpu()
-    if not 0 <= int(lengths.min()) <= int(lengths.max()) <= chunk:
-        raise CompressiveError(f"lengths must lie in 0 .. {chunk}, the chunk's length, got {lengths.tolist()}")
-    return lengths
-
-
-def _checked_targets(tokens: Tensor, targets: Tensor | None, lengths: Tensor) -> Tensor | None:
-    if targets is None:
-        return None
-    if targets.shape != tokens.shape or targets.dtype != torch.int64:
-        raise CompressiveError(
-            f"targets must be int64 {list(tokens.shape)} as the tokens, got {targets.dtype} {list(targets.shape)}"
-        )
-    padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
-    return targets.masked_fill(padding.to(targets.device), IGNORE)
 
 
 def _joined(outputs: list[tuple[Tensor, Tensor, Output]], chunk: int) -> Output:

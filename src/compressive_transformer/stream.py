@@ -1,23 +1,33 @@
-"""Stream: read and write text of any length with one memory, at a constant cost per token."""
+"""Stream: read, score and write text of any length with one memory, at a constant cost per token."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from .checkpoint import digest, load_tensors, read_metadata, save_tensors
 from .decoding import CachedDecoder, Precision, check_precision
+from .embedding import token_nats
 from .errors import CompressiveError
 from .memory import Memory
 from .model import CompressiveTransformer
-from .tokenizer import Tokenizer
+from .settings import as_table
+from .tokenizer import ByteTokenizer, Tokenizer
+
+STATE, STATE_VERSION = "compressive-transformer stream", "1"
 
 
 class Stream:
     """One lane of text that a model reads and writes, a document from its beginning.
 
-    What was read and written stays in memory as the model's config says; `memory` can be kept and set back.
+    What was read and written stays in memory as the model's config says; `memory` can be kept and set back, and `save`
+    keeps all of a stream in a file.
 
     Text is read in segments by the model and written token by token by a `CachedDecoder`, which packs the weights
     when the stream first writes: of a model that has changed since, make a new stream.
@@ -56,15 +66,65 @@ class Stream:
     def memory(self, memory: Memory) -> None:
         self._memory, self._behind = memory, True
 
-    def read(self, text: str) -> None:
-        """Take `text` in. Raises CompressiveError for text that the tokenizer cannot hold."""
-        tokens = torch.as_tensor(self.tokenizer.encode(text), dtype=torch.int64)
-        if self._logits is None:
-            self._feed(torch.tensor([self.tokenizer.start]))
-        # A segment at a time, so that a book needs no more room than a page.
-        for piece in tokens.split(self.model.config.segment_length):
-            if len(piece):
-                self._feed(piece)
+    def read(self, text: str | bytes) -> None:
+        """Take `text` in. Raises CompressiveError for text that the tokenizer cannot hold.
+
+        Bytes as they are can be read where tokens are bytes.
+        """
+        for piece in self._pieces_to_read(text):
+            self._feed(piece)
+
+    def score(self, text: str | bytes) -> Tensor:
+        """Take `text` in, and give the nats `[tokens]` of its tokens, -ln p(token | all before), in double precision.
+
+        Raises CompressiveError as `read` does.
+        """
+        nats = [torch.zeros(0, dtype=torch.float64)]
+        for piece in self._pieces_to_read(text):
+            before = self._logits
+            assert before is not None  # the start of the document was read
+            logits = torch.cat([before[None], self._feed(piece)[:-1]])
+            nats.append(token_nats(logits[None], piece[None].to(logits.device))[0].cpu())
+        return torch.cat(nats)
+
+    def save(self, path: str | Path) -> None:
+        """Write what `Stream.load` needs to go on as if the stream had never stopped, the whole file or none.
+
+        It is a safetensors file: memory, and the logits of the next token. Raises CompressiveError where it cannot
+        be written.
+        """
+        tensors = self.memory.state_dict()
+        if self._logits is not None:
+            tensors["logits"] = self._logits
+        save_tensors(Path(path), tensors, metadata=_belongs_to(self.model, self.tokenizer))
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer, precision: Precision = "full"
+    ) -> Self:
+        """The stream that `save` wrote, with the model and the tokenizer that it had then.
+
+        Raises CompressiveError where the file is missing or damaged, or belongs to another config, other weights
+        or another tokenizer.
+        """
+        path, stream = Path(path), cls(model, tokenizer, precision)
+        kept = read_metadata(path)
+        for what, now in _belongs_to(model, tokenizer).items():
+            if kept.get(what) != now:
+                raise CompressiveError(f"{path}: not a stream of this model: its {what} differs; begin a new stream")
+        tensors = load_tensors(path)
+        logits = tensors.pop("logits", None)
+        like = model.embedding.weight
+        try:
+            memory = Memory.from_state_dict(tensors).to(like.device)
+            model.check_memory(memory, 1)
+        except CompressiveError as error:
+            raise CompressiveError(f"{path}: damaged: {error}") from None
+        if (logits is None and int(memory.seen)) or (logits is not None and logits.shape != (tokenizer.vocab_size,)):
+            raise CompressiveError(f"{path}: damaged: it must hold logits [vocab_size = {tokenizer.vocab_size}]")
+        stream.memory = memory
+        stream._logits = None if logits is None else logits.to(like.device)
+        return stream
 
     def write(
         self,
@@ -122,14 +182,31 @@ class Stream:
         if text := decoder.flush():
             yield text
 
+    def _pieces_to_read(self, text: str | bytes) -> Iterator[Tensor]:
+        """The tokens of `text`, a segment at a time, so that a book needs no more room than a page."""
+        if isinstance(text, str):
+            ids = self.tokenizer.encode(text)
+        else:
+            if not isinstance(self.tokenizer, ByteTokenizer):
+                raise CompressiveError("bytes are read only by a model whose tokens are bytes; decode them first")
+            ids = self.tokenizer.encode(text)
+        if self._logits is None:
+            self._feed(torch.tensor([self.tokenizer.start]))
+        for piece in torch.as_tensor(ids, dtype=torch.int64).split(self.model.config.segment_length):
+            if len(piece):
+                yield piece
+
     @torch.no_grad()
-    def _feed(self, tokens: Tensor) -> None:
+    def _feed(self, tokens: Tensor) -> Tensor:
+        """Read `tokens [chunk]`; logits `[chunk, vocab_size]` after each."""
         training = self.model.training
         self.model.eval()
         device = self.model.embedding.weight.device
         output = self.model(tokens[None].to(device), self.memory)
         self.model.train(training)
         self.memory, self._logits = output.memory, output.logits[0, -1]
+        logits: Tensor = output.logits[0]
+        return logits
 
     def _step(self, token: int) -> None:
         if self._decoder is None:
@@ -154,6 +231,17 @@ def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, gene
     before = probabilities.cumsum(0) - probabilities
     probabilities[before >= top_p * probabilities.sum()] = 0
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
+
+
+def _belongs_to(model: CompressiveTransformer, tokenizer: Tokenizer) -> dict[str, str]:
+    """What must be the same where a saved stream goes on."""
+    return {
+        "format": STATE,
+        "version": STATE_VERSION,
+        "config": json.dumps(as_table(model.config), sort_keys=True),
+        "weights": digest(model.state_dict()),
+        "tokenizer": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
+    }
 
 
 def _until(texts: Iterator[str], stop: str) -> Iterator[str]:
