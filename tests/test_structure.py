@@ -48,6 +48,7 @@ ORDER = [
     "comparison",
     "decoding",
     "stream",
+    "live",
     "optimiser",
     "window",
     "progress",

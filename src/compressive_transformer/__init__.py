@@ -11,6 +11,7 @@ from .errors import CompressiveError, CompressiveWarning
 from .evaluate import ByFrequency, ByPosition, Evaluation, Score, beginnings, dynamic_evaluate, evaluate, sweep
 from .experiment import Results, run_experiment
 from .lanes import Segment, lanes
+from .live import ScoredLine, score_lines
 from .memory import Memory, SlotLayout
 from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
 from .recall import Recall, recall_accuracy
@@ -42,6 +43,7 @@ __all__ = [
     "Reconstruction",
     "Results",
     "Score",
+    "ScoredLine",
     "Segment",
     "SlotLayout",
     "Split",
@@ -64,6 +66,7 @@ __all__ = [
     "recall_accuracy",
     "run_experiment",
     "save",
+    "score_lines",
     "sweep",
     "train",
     "with_compression",

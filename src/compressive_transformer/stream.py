@@ -71,7 +71,7 @@ class Stream:
 
         Bytes as they are can be read where tokens are bytes.
         """
-        for piece in self._pieces_to_read(text):
+        for piece in self._begun(self.encode(text)):
             self._feed(piece)
 
     def score(self, text: str | bytes) -> Tensor:
@@ -79,13 +79,27 @@ class Stream:
 
         Raises CompressiveError as `read` does.
         """
+        return self.score_tokens(self.encode(text))
+
+    def score_tokens(self, tokens: Tensor) -> Tensor:
+        """What `score` gives, for `tokens [tokens]` of `encode`."""
         nats = [torch.zeros(0, dtype=torch.float64)]
-        for piece in self._pieces_to_read(text):
+        for piece in self._begun(tokens):
             before = self._logits
             assert before is not None  # the start of the document was read
             logits = torch.cat([before[None], self._feed(piece)[:-1]])
             nats.append(token_nats(logits[None], piece[None].to(logits.device))[0].cpu())
         return torch.cat(nats)
+
+    def encode(self, text: str | bytes) -> Tensor:
+        """The ids `[tokens]` as which `text` is read. Raises CompressiveError as `read` does."""
+        if isinstance(text, str):
+            ids = self.tokenizer.encode(text)
+        else:
+            if not isinstance(self.tokenizer, ByteTokenizer):
+                raise CompressiveError("bytes are read only by a model whose tokens are bytes; decode them first")
+            ids = self.tokenizer.encode(text)
+        return torch.as_tensor(ids, dtype=torch.int64)
 
     def save(self, path: str | Path) -> None:
         """Write what `Stream.load` needs to go on as if the stream had never stopped, the whole file or none.
@@ -182,17 +196,11 @@ class Stream:
         if text := decoder.flush():
             yield text
 
-    def _pieces_to_read(self, text: str | bytes) -> Iterator[Tensor]:
-        """The tokens of `text`, a segment at a time, so that a book needs no more room than a page."""
-        if isinstance(text, str):
-            ids = self.tokenizer.encode(text)
-        else:
-            if not isinstance(self.tokenizer, ByteTokenizer):
-                raise CompressiveError("bytes are read only by a model whose tokens are bytes; decode them first")
-            ids = self.tokenizer.encode(text)
+    def _begun(self, tokens: Tensor) -> Iterator[Tensor]:
+        """`tokens` a segment at a time, so that a book needs no more room than a page; the start is read before."""
         if self._logits is None:
             self._feed(torch.tensor([self.tokenizer.start]))
-        for piece in torch.as_tensor(ids, dtype=torch.int64).split(self.model.config.segment_length):
+        for piece in tokens.split(self.model.config.segment_length):
             if len(piece):
                 yield piece
 

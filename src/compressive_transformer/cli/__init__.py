@@ -16,6 +16,7 @@ from .making import demo, prepare, train
 from .plugin import take_plugins
 from .recalling import recall
 from .results import compare
+from .scoring import score
 from .using import evaluate, generate, sweep
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "recall": recall,
     "compare": compare,
     "generate": generate,
+    "score": score,
     "export": export,
     "describe": describe,
     "experiment": experiment,
