@@ -161,6 +161,12 @@ class ResumePoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def step(self) -> int:
+        """The step after which it was written, by its name; -1 where that is no number."""
+        number = self.folder.name.removeprefix("step-")
+        return int(number) if number.isdecimal() else -1
+
     @classmethod
     def latest(cls, run: Path) -> ResumePoint:
         """The newest one of a run. Raises CompressiveError where training never got as far as one."""

@@ -83,9 +83,14 @@ class ModelConfig:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
         one_or_more = ("vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "segment_length")
         check_range(self, (*one_or_more, "compression_heads"), low=1)
+        # Beyond any machine; so that a file that says more is refused before anything is made.
+        check_range(self, ("vocab_size", "segment_length"), low=1, high=2**31)
+        check_range(self, ("d_model", "n_heads", "d_ff"), low=1, high=2**22)
+        check_range(self, ("n_layers",), low=1, high=10_000)
         check_range(self, ("dropout",), low=0)
         for name in LayerMemory._fields:
-            _check_per_layer(self, name, low=1 if name == "compression_rate" else 0)
+            rate = name == "compression_rate"
+            _check_per_layer(self, name, low=int(rate), high=2**16 if rate else 2**31)
         if self.d_model % self.n_heads:
             raise CompressiveError(
                 f"n_heads ({self.n_heads}) must divide d_model ({self.d_model}); "
@@ -239,39 +244,51 @@ def check_types(config: Any) -> None:
         choices = typing.get_args(expected)
         if typing.get_origin(expected) is tuple:
             if not isinstance(value, list | tuple) or any(type(number) is not choices[0] for number in value):
-                raise CompressiveError(f"{name} ({value!r}) must be a list of {choices[0].__name__}")
+                raise CompressiveError(f"{name} ({shortened(value)}) must be a list of {choices[0].__name__}")
             object.__setattr__(config, name, tuple(value))
         elif choices:
             if value not in choices:
                 allowed = " or ".join(repr(choice) for choice in choices)
-                raise CompressiveError(f"{name} ({value!r}) must be {allowed}")
-        elif expected is float and type(value) is int:
+                raise CompressiveError(f"{name} ({shortened(value)}) must be {allowed}")
+        elif expected is float and type(value) is int and abs(value) < 2**63:
             object.__setattr__(config, name, float(value))
         elif type(value) is not expected:
-            raise CompressiveError(f"{name} ({value!r}) must be of type {expected.__name__}")
+            raise CompressiveError(f"{name} ({shortened(value)}) must be of type {expected.__name__}")
 
 
-def check_range(config: Any, names: Sequence[str], *, low: float) -> None:
-    """Raise CompressiveError where one of the named fields is smaller than `low`, or not a finite number."""
+def check_range(config: Any, names: Sequence[str], *, low: float, high: float = float("inf")) -> None:
+    """Raise CompressiveError where one of the named fields is not in `low` .. `high`, or not a finite number."""
     for name in names:
         value = getattr(config, name)
         if not low <= value < float("inf"):
-            raise CompressiveError(f"{name} ({value}) must be {low} or more")
+            raise CompressiveError(f"{name} ({shortened(value)}) must be {low} or more")
+        if value > high:
+            raise CompressiveError(f"{name} ({shortened(value)}) must be at most {high}")
 
 
-def _check_per_layer(config: ModelConfig, name: str, *, low: int) -> None:
+def shortened(value: object) -> str:
+    """The value as a message shows it, which is one line that people can read."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]} ... ({len(text)} characters)"
+
+
+def _check_per_layer(config: ModelConfig, name: str, *, low: int, high: int) -> None:
     """Raise CompressiveError where a field is neither one int nor one for each layer; a list becomes a tuple."""
     given = getattr(config, name)
     numbers = tuple(given) if isinstance(given, list | tuple) else (given,)
     wanted = f"one for each of the n_layers ({config.n_layers}) layers"
     if any(type(number) is not int for number in numbers):
-        raise CompressiveError(f"{name} ({given!r}) must be of type int, or a list with {wanted}")
+        raise CompressiveError(f"{name} ({shortened(given)}) must be of type int, or a list with {wanted}")
     if numbers != (given,) and len(numbers) != config.n_layers:
-        raise CompressiveError(f"{name} ({given}) must be one number, or a list with {wanted}, not {len(numbers)}")
+        raise CompressiveError(
+            f"{name} ({shortened(given)}) must be one number, or a list with {wanted}, not {len(numbers)}"
+        )
     if min(numbers) < low:
         raise CompressiveError(
-            f"{name} ({given}) must be {low} or more{'' if numbers == (given,) else ' in each layer'}"
+            f"{name} ({shortened(given)}) must be {low} or more{'' if numbers == (given,) else ' in each layer'}"
         )
+    if max(numbers) > high:
+        raise CompressiveError(f"{name} ({shortened(given)}) must be at most {high}")
     if isinstance(given, list):
         object.__setattr__(config, name, numbers)
 

@@ -55,11 +55,22 @@ class CompressiveTransformer(nn.Module):
         self._warn()
 
     def empty_memory(self, batch: int) -> Memory:
-        """The memory of `batch` lanes that have read nothing, on the model's device and in its dtype."""
+        """The memory of `batch` lanes that have read nothing, on the model's device and in its dtype.
+
+        Raises CompressiveError where the device has no room for it.
+        """
         if batch < 1:
             raise CompressiveError(f"batch ({batch}) must be 1 or more")
         weight, usage = self.embedding.weight, [bool(block.uses_usage) for block in self.blocks]
-        return empty_memory(self.config, batch, usage=usage, device=weight.device, dtype=weight.dtype)
+        try:
+            return empty_memory(self.config, batch, usage=usage, device=weight.device, dtype=weight.dtype)
+        except RuntimeError as error:
+            slots = sum(layout.compressed_length + layout.recent_length for layout in self.layouts)
+            size = batch * slots * self.config.d_model * weight.element_size()
+            raise CompressiveError(
+                f"memory of {batch} lanes cannot be held: it takes {size:,} bytes on {weight.device}; "
+                "use shorter memories or fewer lanes"
+            ) from error
 
     def forward(
         self,

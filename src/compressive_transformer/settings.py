@@ -66,14 +66,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file. Raises CompressiveError where it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
 
 
 def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .checkpoint import ResumePoint, save
-from .config import TrainConfig
+from .config import TrainConfig, check_range, check_types
 from .corpus import Corpus
 from .errors import CompressiveError
 from .evaluate import Evaluation, beginnings, evaluate
@@ -41,6 +41,12 @@ class Counters:
     """Targets that were learned from, over all processes."""
     best: float | None = None
     """Fewest bits per byte at a validation."""
+
+    def __post_init__(self) -> None:
+        check_types(self)  # they may come from a damaged file
+        check_range(self, ("step", "since_update", "tokens"), low=0)
+        if self.best is not None and not (isinstance(self.best, float) and math.isfinite(self.best)):
+            raise CompressiveError(f"best ({self.best!r}) must be a number, or none")
 
 
 def train(
@@ -245,6 +251,8 @@ class Trainer:
             self.model.load_state_dict(parameters)
             self.optimiser.restore({**shared, **own})
             self.counters = Counters(**state["counters"])
+            if self.counters.step != point.step:
+                raise CompressiveError(f"it counts {self.counters.step} steps")
             self.lanes.load_state_dict(state["lanes"])
             for at in range(len(self.memories)):
                 prefix = f"memory-{at}."
