@@ -1,6 +1,6 @@
 """A million tokens through one stream and through `evaluate`: memory, time and positions to the end.
 
-    python benchmarks/soak_stream.py > results/soak-stream.json
+    python benchmarks/soak_stream.py > benchmarks/soak_stream.json
 
 Reads the books that ship with the package as one document. Asserts nothing: it prints what it found.
 """

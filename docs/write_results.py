@@ -3,12 +3,14 @@
     python docs/write_results.py
 
 Between `<!-- results of NAME -->` and `<!-- end of results -->` the page gets what results/NAME.json says: a
-results.json of `compressive experiment`, or what examples/transfer.py prints. A place whose file is missing says so.
+results.json of `compressive experiment`, or what examples/transfer.py or examples/buckets.py prints. A place whose
+file is missing says so.
 All other text of the page is left as it is. Pictures need matplotlib (extra `plot`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import statistics
@@ -22,8 +24,6 @@ from compressive_transformer.checkpoint import check_format, read_json
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
-EARLIER = "pg19-small"
-"""Written before there were experiments: three runs of one seed, which the page speaks of by hand."""
 PLACE = re.compile(r"(<!-- results of (\S+) -->\n).*?(<!-- end of results -->)", flags=re.DOTALL)
 
 
@@ -32,7 +32,7 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises CompressiveError for a file that is damaged, of another format, unfinished or not a results file.
     """
-    found = {path.stem: read_json(path) for path in sorted(folder.glob("*.json")) if path.stem != EARLIER}
+    found = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
     for name, content in found.items():
         path = folder / f"{name}.json"
         check_format(path, content)
@@ -42,7 +42,7 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
             part_of(name, content)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise CompressiveError(
-                f"{path}: not the results.json of an experiment, nor what examples/transfer.py prints "
+                f"{path}: not the results.json of an experiment, nor what examples/ print "
                 f"({type(error).__name__}: {error})"
             ) from None
     return found
@@ -69,6 +69,8 @@ def part_of(name: str, content: Mapping[str, Any]) -> str:
     """What the page says of one results file, in Markdown."""
     if "transfer" in content:
         return _transfer(name, content)
+    if "buckets" in content:
+        return _buckets(name, content)
     page = Results(content).page([f"results-{name}.svg"])
     versions = {
         f"{library} {version}"
@@ -85,7 +87,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], out: Path) -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         for name, content in results.items():
-            if "transfer" not in content:
+            if "runs" in content:
                 draw_experiment(content, Path(temporary))
                 shutil.copy(Path(temporary, "settings.svg"), out / f"results-{name}.svg")
 
@@ -113,6 +115,32 @@ def _transfer(name: str, content: Mapping[str, Any]) -> str:
             f"Commit: {', '.join(content['commits']) or 'unknown'}. Corpus: {content['corpus']}. {_all_numbers(name)}",
         ]
     )
+
+
+def _buckets(name: str, content: Mapping[str, Any]) -> str:
+    baseline, setting = content["baseline"], content["setting"]
+    parts = []
+    for kind, buckets in content["buckets"].items():
+        what = kind.removeprefix("by_")
+        parts.append(f"| {what} | words | {baseline} | {setting} | difference | 95 % over seeds |")
+        parts[-1] += "\n| --: | --: | --: | --: | --: | --: |"
+        for bucket in buckets:
+            bits = [statistics.fmean(bucket["nats"][side]) / math.log(2) for side in ("baseline", "setting")]
+            interval = bucket["difference_over_runs"]
+            cells = [
+                bucket["bucket"],
+                f"{bucket['words']:,}",
+                *(f"{value / bucket['bytes']:.4f}" for value in bits),
+                f"{bucket['difference']:+.4f}",
+                "–" if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}",
+            ]
+            parts[-1] += f"\n| {' | '.join(cells)} |"
+    seeds = ", ".join(map(str, content["seeds"]))
+    explained = (
+        f"Bits per byte, means over seeds {seeds}; frequency: occurrences of a word in the training split; position: "
+        f"tokens before it in the document."
+    )
+    return "\n\n".join([*parts, explained, f"```bash\n{content['command']}\n```", _all_numbers(name)])
 
 
 def _all_numbers(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 from pathlib import Path
@@ -94,13 +95,6 @@ def test_the_pictures_of_the_page_are_those_of_its_results_and_what_its_script_d
         assert labels[0] == labels[1] != []
 
 
-def test_the_numbers_of_the_earlier_runs_are_those_of_their_file() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    runs = json.loads((ROOT / "results" / "pg19-small.json").read_text(encoding="utf-8"))["runs"]
-    for run in runs.values():
-        assert f"{run['final']['bits_per_byte']:.4f}" in page
-
-
 def test_a_part_has_the_table_and_all_that_is_needed_to_repeat_it(content: dict[str, Any], tmp_path: Path) -> None:
     content = {**content, "command": "compressive experiment tiny.toml data/ runs/tiny"}
     page = SCRIPT["fill"](PAGE, SCRIPT["read_results"](write(tmp_path, content)))
@@ -120,6 +114,28 @@ def test_a_picture_is_drawn_for_each_experiment(content: dict[str, Any], tmp_pat
     pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
     SCRIPT["draw"]({"tiny": content, "transfer": TRANSFER}, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["results-tiny.svg"]
+
+
+def test_buckets_have_tables_of_their_own(tmp_path: Path) -> None:
+    bucket = {"bucket": "< 100", "words": 1234, "bytes": 1000, "difference": -0.5, "difference_over_runs": [-1, 0]}
+    nats = {"baseline": [1000 * math.log(2)] * 2, "setting": [400 * math.log(2), 600 * math.log(2)]}
+    kinds = {"by_frequency": [{**bucket, "nats": nats}], "by_position": [{**bucket, "bucket": "0", "nats": nats}]}
+    content = {
+        "command": "python examples/buckets.py a b data",
+        "format": 1,
+        "baseline": "xl",
+        "setting": "conv",
+        "seeds": [3, 4],
+        "buckets": kinds,
+    }
+    part = SCRIPT["part_of"]("tiny", content)
+    assert "| frequency | words | xl | conv | difference | 95 % over seeds |" in part
+    assert "| < 100 | 1,234 | 1.0000 | 0.5000 | -0.5000 | -1.0000 to +0.0000 |" in part
+    assert "| position | words | xl | conv |" in part
+    assert "seeds 3, 4" in part
+    assert content["command"] in part
+    SCRIPT["draw"]({"tiny": content}, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_transfer_has_a_table_of_its_own(tmp_path: Path) -> None:

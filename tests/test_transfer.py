@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,20 @@ def test_the_script_refuses_what_cannot_be_transferred(settings, corpus, tmp_pat
     object.__setattr__(other, "fingerprint", "another")
     with pytest.raises(CompressiveError, match="was trained on another corpus than"):
         transfer(settings / "faster", settings / "conv", other)
+
+
+def test_the_script_scores_two_settings_by_frequency_and_by_position(settings, corpus, capsys):
+    example = runpy.run_path(str(EXAMPLE.with_name("buckets.py")))
+    example["main"](str(settings / "conv"), str(settings / "faster"), str(corpus.path))
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["seeds"] == [0]  # the only one that both have
+    for name in ("conv", "faster"):
+        score = json.loads((settings / name / "seed-0" / RESULT).read_text(encoding="utf-8"))["score"]
+        side = "baseline" if name == "conv" else "setting"
+        for rows in printed["buckets"].values():
+            assert sum(row["bytes"] for row in rows) == score["bytes"]
+            assert sum(row["nats"][side][0] for row in rows) == pytest.approx(score["nats"], rel=1e-9)
+    for rows in printed["buckets"].values():
+        for row in rows:
+            nats = row["nats"]["setting"][0] - row["nats"]["baseline"][0]
+            assert row["difference"] == pytest.approx(nats / math.log(2) / row["bytes"], abs=1e-12)

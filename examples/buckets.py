@@ -1,0 +1,80 @@
+"""Where one setting of an experiment is ahead of another: by frequency of words (Table 7 of the paper), by position.
+
+    python examples/buckets.py runs/books/runs/Transformer-XL runs/books/runs/conv data/books/ > results/buckets.json
+
+Both folders are a setting of an experiment, with its seeds in them; seeds that both have are paired. All networks are
+scored on what their experiment scored.
+"""
+
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compressive_transformer as ct
+from compressive_transformer.comparison import student_interval
+
+
+def scored(run: Path, corpus: ct.Corpus) -> ct.Evaluation:
+    """A finished run's score of what its experiment scored, in buckets."""
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    if result["corpus"] != corpus.fingerprint:
+        raise ct.CompressiveError(f"{run}: was trained on another corpus than {corpus.path}; give that")
+    model, tokenizer = ct.load(run)
+    evaluate = result["evaluate"]
+    lengths = ("memory_length", "compressed_length")
+    model = ct.with_lengths(model, **{name: evaluate[name] for name in lengths if evaluate[name] is not None})
+    split = corpus.split(evaluate["split"])
+    chosen = ct.beginnings(split, tokenizer, evaluate["tokens"]) if evaluate["tokens"] else split
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return ct.evaluate(model, chosen, batch=evaluate["batch"], by=[ct.ByFrequency(corpus), ct.ByPosition(corpus)])
+
+
+def rows(name: str, baseline: list[ct.Evaluation], setting: list[ct.Evaluation]) -> list[dict[str, Any]]:
+    """Each bucket of one kind: nats of both, seed by seed, and their difference with its interval over seeds."""
+    found = []
+    for number, (label, score) in enumerate(baseline[0].buckets[name]):
+        if not score.bytes:
+            continue
+        nats = [[run.buckets[name][number][1].nats for run in side] for side in (baseline, setting)]
+        bits = [(own - other) / math.log(2) / score.bytes for other, own in zip(*nats, strict=True)]
+        found.append(
+            {
+                "bucket": label,
+                "words": score.words,
+                "bytes": score.bytes,
+                "nats": {"baseline": nats[0], "setting": nats[1]},
+                "difference": sum(bits) / len(bits),
+                "difference_over_runs": student_interval(bits) if len(bits) > 1 else None,
+            }
+        )
+    return found
+
+
+def main(baseline: str, setting: str, data: str) -> None:
+    """Print all of it as JSON, the command included."""
+    corpus, folders = ct.open_corpus(data), (Path(baseline), Path(setting))
+    seeds = sorted(set.intersection(*({run.parent.name for run in f.glob("seed-*/result.json")} for f in folders)))
+    if not seeds:
+        raise ct.CompressiveError(
+            f"{baseline} and {setting} have no finished seed in common; expected settings of experiments, OUT/runs/NAME/"
+        )
+    sides = [[scored(folder / seed, corpus) for seed in seeds] for folder in folders]
+    report = {
+        "command": shlex.join(["python", "examples/buckets.py", baseline, setting, data]),
+        "format": 1,
+        "baseline": folders[0].name,
+        "setting": folders[1].name,
+        "seeds": [int(seed.removeprefix("seed-")) for seed in seeds],
+        "conditions": sides[0][0].conditions,
+        "buckets": {name: rows(name, *sides) for name in ("by_frequency", "by_position")},
+    }
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
