@@ -61,7 +61,7 @@ def main(baseline: str, setting: str, data: str) -> None:
     seeds = sorted(set.intersection(*({run.parent.name for run in f.glob("seed-*/result.json")} for f in folders)))
     if not seeds:
         raise ct.CompressiveError(
-            f"{baseline} and {setting} have no finished seed in common; expected settings of experiments, OUT/runs/NAME/"
+            f"{baseline} and {setting} have no finished seed in common; expected settings of experiments"
         )
     sides = [[scored(folder / seed, corpus) for seed in seeds] for folder in folders]
     report = {
