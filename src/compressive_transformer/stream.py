@@ -26,8 +26,8 @@ STATE, STATE_VERSION = "compressive-transformer stream", "1"
 class Stream:
     """One lane of text that a model reads and writes, a document from its beginning.
 
-    What was read and written stays in memory as the model's config says; `memory` can be kept and set back, and `save`
-    keeps all of a stream in a file.
+    What was read and written stays in memory as the model's config says; `memory` can be kept and set back, to read on
+    from there, and `save` keeps all of a stream in a file.
 
     Text is read in segments by the model and written token by token by a `CachedDecoder`, which packs the weights
     when the stream first writes: of a model that has changed since, make a new stream.
@@ -64,7 +64,8 @@ class Stream:
 
     @memory.setter
     def memory(self, memory: Memory) -> None:
-        self._memory, self._behind = memory, True
+        # Memory has no logits: what comes next is known again once something was read.
+        self._memory, self._behind, self._logits = memory, True, None
 
     def read(self, text: str | bytes) -> None:
         """Take `text` in. Raises CompressiveError for text that the tokenizer cannot hold.
@@ -77,7 +78,7 @@ class Stream:
     def score(self, text: str | bytes) -> Tensor:
         """Take `text` in, and give the nats `[tokens]` of its tokens, -ln p(token | all before), in double precision.
 
-        Raises CompressiveError as `read` does.
+        Raises CompressiveError as `read` does, and where memory was set and nothing read since.
         """
         return self.score_tokens(self.encode(text))
 
@@ -85,9 +86,7 @@ class Stream:
         """What `score` gives, for `tokens [tokens]` of `encode`."""
         nats = [torch.zeros(0, dtype=torch.float64)]
         for piece in self._begun(tokens):
-            before = self._logits
-            assert before is not None  # the start of the document was read
-            logits = torch.cat([before[None], self._feed(piece)[:-1]])
+            logits = torch.cat([self._expected()[None], self._feed(piece)[:-1]])
             nats.append(token_nats(logits[None], piece[None].to(logits.device))[0].cpu())
         return torch.cat(nats)
 
@@ -134,7 +133,7 @@ class Stream:
             model.check_memory(memory, 1)
         except CompressiveError as error:
             raise CompressiveError(f"{path}: damaged: {error}") from None
-        if (logits is None and int(memory.seen)) or (logits is not None and logits.shape != (tokenizer.vocab_size,)):
+        if logits is not None and logits.shape != (tokenizer.vocab_size,):
             raise CompressiveError(f"{path}: damaged: it must hold logits [vocab_size = {tokenizer.vocab_size}]")
         stream.memory = memory
         stream._logits = None if logits is None else logits.to(like.device)
@@ -151,6 +150,8 @@ class Stream:
         stop: str | None = None,
     ) -> str:
         """Text that goes on from what was read, `tokens` tokens or up to `stop`, which is left out.
+
+        Raises CompressiveError where memory was set and nothing read since.
 
         temperature: 0 takes the likeliest token, 1 samples from the model's own distribution.
         top_k: sample among the k likeliest tokens only; 0 for all.
@@ -183,11 +184,9 @@ class Stream:
         else:
             generator.manual_seed(seed)
         decoder = self.tokenizer.decoder()
+        self._begin()
         for _ in range(tokens):
-            if self._logits is None:
-                self._feed(torch.tensor([self.tokenizer.start]))
-            assert self._logits is not None
-            logits = self._logits.double().cpu()
+            logits = self._expected().double().cpu()
             logits[self.tokenizer.start] = float("-inf")  # stands before documents, never inside
             token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
             self._step(token)
@@ -198,11 +197,21 @@ class Stream:
 
     def _begun(self, tokens: Tensor) -> Iterator[Tensor]:
         """`tokens` a segment at a time, so that a book needs no more room than a page; the start is read before."""
-        if self._logits is None:
-            self._feed(torch.tensor([self.tokenizer.start]))
+        self._begin()
         for piece in tokens.split(self.model.config.segment_length):
             if len(piece):
                 yield piece
+
+    def _begin(self) -> None:
+        """Read the start of a document, where nothing was read yet."""
+        if self._logits is None and not int(self.memory.seen):
+            self._feed(torch.tensor([self.tokenizer.start]))
+
+    def _expected(self) -> Tensor:
+        """Logits `[vocab_size]` of the next token."""
+        if self._logits is None:
+            raise CompressiveError("memory was set, and what comes next is not part of it: read something first")
+        return self._logits
 
     @torch.no_grad()
     def _feed(self, tokens: Tensor) -> Tensor:
@@ -212,8 +221,9 @@ class Stream:
         device = self.model.embedding.weight.device
         output = self.model(tokens[None].to(device), self.memory)
         self.model.train(training)
-        self.memory, self._logits = output.memory, output.logits[0, -1]
         logits: Tensor = output.logits[0]
+        self.memory = output.memory
+        self._logits = logits[-1]
         return logits
 
     def _step(self, token: int) -> None:
