@@ -54,4 +54,7 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"compressive: {error.filename or 'file system'}: {error.strerror}")
     except KeyboardInterrupt:
-        sys.exit("compressive: interrupted; `compressive train --resume` goes on from the last checkpoint")
+        sys.exit(
+            "compressive: interrupted; `compressive train --resume` goes on from the last checkpoint,"
+            " and `compressive prepare` where it says so"
+        )

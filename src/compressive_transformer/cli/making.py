@@ -27,28 +27,40 @@ def prepare(
     vocab_size: int = 32_000,
     holdout: int = 10,
     field: str = "text",
+    processes: int | None = None,
 ) -> None:
     """Turn text into a corpus: tokens on disk, with the borders, words and bytes of each document.
 
-    Line ends are read as text mode reads them (CRLF becomes LF); the text must be UTF-8.
+    The text must be UTF-8; CRLF is read as LF. After an interruption the same command goes on where it stopped.
 
     Args:
         source: A folder of .txt files, one document each, with sub-folders train/, validation/ and test/ or
-            without; a .jsonl file or a folder of such; hf:NAME for a Hugging Face dataset (extra `data`);
+            without; a .jsonl or .parquet file or a folder of such; text and JSON lines may be compressed (.gz, or .zst
+            with the extra `data`); hf:NAME or hf:NAME:CONFIG for a Hugging Face dataset (extra `data`);
             enwik8:FILE, the file or its .zip; wikitext:FOLDER with wiki.train.tokens and so on; audio:FOLDER of
             .wav files; recall:LEAST-GREATEST, made-up documents with keys that occur again after so many tokens; or
             passkey:SOURCE:LEAST-GREATEST, the text of another source with such keys hidden in it.
         out: The corpus's folder, to be made.
         tokenizer: "bytes", which is what text is read with if nothing is said, "bpe" (byte-level, trained here on
-            the training documents), or a path to a Hugging Face tokenizer (a tokenizer.json or a folder with one).
+            the training documents), or a path to a Hugging Face tokenizer (a tokenizer.json or a folder with one) or
+            to a .model of SentencePiece (extra `data`).
             enwik8:, recall: and passkey: are read as bytes, wikitext: as words, audio: as samples.
         vocab_size: Most token ids of "bpe".
         holdout: Where the source has no splits: of every so many documents one goes to validation and one to
             test; 0 takes all for training.
-        field: Name of the text in JSON lines and datasets.
+        field: Name of the text in JSON lines, Parquet files and datasets.
+        processes: How many encode at a time. If nothing is said, one for each core where the source is large and the
+            tokenizer slow. They change nothing but the time.
     """
     corpus = prepare_corpus(
-        source, out, tokenizer=tokenizer, vocab_size=vocab_size, holdout=holdout, field=field, progress=say
+        source,
+        out,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        holdout=holdout,
+        field=field,
+        processes=processes,
+        progress=True,
     )
     for name, split in corpus.splits.items():
         documents = split.documents

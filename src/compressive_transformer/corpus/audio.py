@@ -44,6 +44,7 @@ def audio(folder: Path, holdout: int) -> Source:
         reading=f"sound of {rate:,} samples a second in 8-bit µ-law, channels mixed to one",
         tokenizer="mu-law",
         rate=rate,
+        files=tuple(file for found in files.values() for file in found),
     )
 
 
@@ -52,7 +53,7 @@ def _read_files(files: Iterable[Path]) -> Iterator[Text]:
         content = mu_law_encode(read_wav(file)[1]).tobytes()
         if not content:
             raise CompressiveError(f"{file} is empty: take it out, a document must have samples")
-        yield Text(file.stem, content, str(file), words=0)
+        yield Text(file.stem, content, str(file), words=0, read=file.stat().st_size)
 
 
 def read_wav(path: Path) -> tuple[int, NDArray[np.float64]]:

@@ -85,6 +85,7 @@ def wikitext(folder: Path) -> Source:
         reading="words separated by whitespace, and one <eos> at the end of each line",
         tokenizer="words",
         benchmark="WikiText",
+        files=tuple(files.values()),
     )
 
 
@@ -99,4 +100,4 @@ def _read_lines(file: Path) -> Iterator[Text]:
     # WikiText's own layout, which the word tokenizer gives back: a space before each word and each end of a line.
     pieces = ["".join(f" {word}" for word in line.split()) + " \n" for line in lines]
     text = "".join(pieces)
-    yield Text(file.stem, text, str(file), words=text.count(" "))
+    yield Text(file.stem, text, str(file), words=text.count(" "), read=file.stat().st_size)

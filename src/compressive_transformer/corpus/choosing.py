@@ -10,6 +10,7 @@ from ..tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
     MuLawTokenizer,
+    SentencePieceTokenizer,
     Tokenizer,
     WordTokenizer,
     load_tokenizer,
@@ -18,19 +19,17 @@ from ..tokenizer import (
 )
 from .documents import Source
 
-Progress = Callable[[str], None]
 KINDS: dict[type[Tokenizer], str] = {
     ByteTokenizer: "bytes",
     HuggingFaceTokenizer: "huggingface",
+    SentencePieceTokenizer: "sentencepiece",
     WordTokenizer: "words",
     MuLawTokenizer: "mu-law",
 }
 
 
-def choose_tokenizer(
-    tokenizer: str | Path | None, source: Source, *, vocab_size: int, report: Progress
-) -> tuple[str, Tokenizer]:
-    """What the index calls the kind of the tokenizer that `prepare` was asked for, and the tokenizer.
+def choose_tokenizer(tokenizer: str | Path | None, source: Source) -> tuple[str, Tokenizer | None]:
+    """What the index calls the kind of the tokenizer that `prepare` was asked for, and the tokenizer if it is given.
 
     Raises CompressiveError where the source cannot be read with it.
     """
@@ -45,13 +44,12 @@ def choose_tokenizer(
         raise CompressiveError(
             f"{source.name} has {source.rate} samples a second, {kind} is for {loaded.rate}: bring both to one rate"
         )
-    if loaded:
-        return name, loaded
-    return name, _make_tokenizer(name, source, vocab_size, report)
+    return name, loaded
 
 
-def _make_tokenizer(name: str, source: Source, vocab_size: int, report: Progress) -> Tokenizer:
-    match name:
+def make_tokenizer(kind: str, source: Source, vocab_size: int, report: Callable[[str], None]) -> Tokenizer:
+    """A tokenizer of a kind that is made for the source."""
+    match kind:
         case "bpe":
             report(f"learning a byte-level BPE of {vocab_size:,} ids from the training documents")
             return train_bpe(_training_texts(source), vocab_size)

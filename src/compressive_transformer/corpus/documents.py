@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from .reading import SPLITS
@@ -22,6 +23,8 @@ class Text(NamedTuple):
     """The file, line or record that it is, for error messages."""
     words: int | None = None
     """What word perplexity is to be measured by, where it is not what whitespace separates."""
+    read: int = 0
+    """Bytes on disk that were read for it, where they are counted; of compressed files, compressed ones."""
 
     def measure(self) -> tuple[int, int]:
         """Its words and its bytes."""
@@ -55,6 +58,13 @@ class Source:
     """The published data that it is, or is a part of, as far as it can be told."""
     targets: tuple[int, ...] = ()
     """Token ids that alone are learned from and scored, of a source with a tokenizer of its own; all if empty."""
+    files: tuple[Path, ...] = ()
+    """All files that it is read from; empty where they are not known."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files on disk; 0 where they are not known."""
+        return sum(file.stat().st_size for file in self.files)
 
     @property
     def rule(self) -> str:

@@ -1,4 +1,4 @@
-"""Documents to token ids and back: bytes, byte-level BPE, any Hugging Face tokenizer, words, sound.
+"""Documents to token ids and back: bytes, byte-level BPE, any Hugging Face tokenizer, SentencePiece, words, sound.
 
 Beside its tokens a tokenizer has one more id, `start`, that stands before a document as its first input.
 No text encodes to it and it is never a target.
@@ -9,6 +9,7 @@ from .hugging_face import HuggingFaceTokenizer, train_bpe
 from .interface import Decoder, Tokenizer
 from .loading import load_tokenizer
 from .mu_law import MuLawTokenizer, mu_law_decode, mu_law_encode
+from .sentence_piece import SentencePieceTokenizer
 from .words import WordTokenizer, train_words
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Decoder",
     "HuggingFaceTokenizer",
     "MuLawTokenizer",
+    "SentencePieceTokenizer",
     "Tokenizer",
     "WordTokenizer",
     "load_tokenizer",

@@ -69,7 +69,7 @@ class HuggingFaceTokenizer(Tokenizer):
         Where the tokens are not bytes this is promised only for ids that a text encodes to, since the
         decoders of others may look back at will.
         """
-        return _WindowDecoder(self) if self._pieces is None else ByteDecoder(self._pieces, self.vocab_size)
+        return WindowDecoder(self) if self._pieces is None else ByteDecoder(self._pieces, self.vocab_size)
 
     def to_json(self) -> str:
         """The file format of `tokenizers`, readable by every tool of Hugging Face."""
@@ -96,7 +96,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 32_000) -> HuggingFaceToke
     return HuggingFaceTokenizer(tokenizer)
 
 
-class _WindowDecoder(Decoder):
+class WindowDecoder(Decoder):
     """For all other tokens: decodes the last ids again with each new one and gives what was added.
 
     The ids before the new ones stay in the window because many decoders treat the first token specially.

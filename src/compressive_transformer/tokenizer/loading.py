@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from .byte_level import BYTES_FILE, ByteTokenizer
 from .hugging_face import HuggingFaceTokenizer, first_line
 from .interface import Tokenizer
 from .mu_law import MU_LAW_FILE, MuLawTokenizer
+from .sentence_piece import SENTENCE_PIECE_FILE, SentencePieceTokenizer
 from .words import WORDS_FILE, WordTokenizer
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`, or of a folder that has one (as Hugging Face models do).
+    """The tokenizer of a `tokenizer.json`, or of a folder that has one (as Hugging Face models do), or of a `.model`.
+
+    The last is a model of SentencePiece.
 
     Raises CompressiveError for a file that is missing or no tokenizer.
     """
@@ -26,8 +30,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not file.is_file():
         raise CompressiveError(
             f"no tokenizer at {file}: give a tokenizer.json or a folder that has one"
-            " (save_pretrained of a fast Hugging Face tokenizer writes it)"
+            " (save_pretrained of a fast Hugging Face tokenizer writes it), or a .model of SentencePiece"
         )
+    if file.suffix == ".model":
+        return _sentence_piece(file)
     try:
         content = file.read_bytes().decode("utf-8")
         description = json.loads(content)
@@ -44,6 +50,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer
 
 
+def _sentence_piece(file: Path) -> Tokenizer:
+    try:
+        return SentencePieceTokenizer(file.read_bytes())
+    except CompressiveError as error:
+        raise CompressiveError(f"{file}: {error}") from error
+
+
 def _ours(description: dict[str, Any]) -> Tokenizer | None:
     """The tokenizer of a file of our own; None where it is not whole, or newer than this release."""
     content = {key: value for key, value in description.items() if key not in BYTES_FILE}
@@ -54,4 +67,10 @@ def _ours(description: dict[str, Any]) -> Tokenizer | None:
         return MuLawTokenizer(content["rate"])
     if kind == WORDS_FILE and content.keys() == {"words"} and isinstance(content["words"], list):
         return WordTokenizer(content["words"])
+    if kind == SENTENCE_PIECE_FILE and content.keys() == {"model"} and isinstance(content["model"], str):
+        try:
+            model = base64.b64decode(content["model"])
+        except ValueError as error:
+            raise CompressiveError("the model of SentencePiece in it is damaged") from error
+        return SentencePieceTokenizer(model)
     return None

@@ -1,0 +1,317 @@
+"""How a corpus is made changes nothing in it: by several processes, in one go or after any interruption."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressive_transformer.corpus import prepare, watching, workers, writing
+from compressive_transformer.corpus.appending import CorpusFiles
+from compressive_transformer.corpus.encoding import Encoded
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.tokenizer import ByteTokenizer
+
+SAMPLE = Path(str(files("compressive_transformer") / "sample"))
+BOOK = (SAMPLE / "train/11.txt").read_text(encoding="utf-8")
+# Of very different lengths, some without anything but spaces; cut within words.
+TEXTS = [
+    BOOK[start : start + length] for start, length in zip(range(900, 9000, 700), [1, 2000, 3, 40] * 3, strict=True)
+]
+
+
+def write_lines(file: Path, texts: list[str], field: str = "text") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({field: text}) + "\n" for text in texts), encoding="utf-8")
+    return file
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+# --- several processes ---
+
+
+def test_several_processes_write_the_same_files_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "CHARACTERS", 50)
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    options: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 300}
+    one = prepare(source, tmp_path / "one", processes=1, **options)
+    two = prepare(source, tmp_path / "two", processes=2, **options)
+    assert contents(one.path) == contents(two.path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "texts.jsonl", "two"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_mistake_that_is_told_is_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr(workers, "CHARACTERS", 2100)
+    source = write_lines(tmp_path / "texts.jsonl", [*TEXTS[:5], "a lone \ud800", TEXTS[5]])
+    with source.open("a") as file:
+        file.write("not JSON\n")
+    with pytest.raises(CompressiveError, match=r"texts\.jsonl, line 6: character 7 \(U\+D800\) is a lone surrogate"):
+        prepare(source, tmp_path / "data", processes=processes)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that are started in a test."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    return processes
+
+
+class Interrupted:
+    """Records that are interrupted while they are read, as Ctrl-C does it."""
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        yield from ({"text": text} for text in TEXTS)
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_ends_the_processes_and_leaves_nothing(
+    tmp_path: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        prepare(Interrupted(), tmp_path / "new" / "data", processes=2)  # type: ignore[arg-type]
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_is_killed_is_told(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    ByteTokenizer().save(tmp_path / "tokenizer.json")
+
+    def texts() -> Iterator[Any]:
+        for process in started:
+            process.kill()
+        yield from ()
+
+    with pytest.raises(CompressiveError, match=r"a process that encodes was ended by SIGKILL; .* fewer processes"):
+        list(workers.encode_all(texts(), ByteTokenizer(), tmp_path / "tokenizer.json", processes=2))
+
+
+def test_processes_must_be_one_or_more_and_are_one_for_what_is_small_or_quick(tmp_path: Path) -> None:
+    with pytest.raises(CompressiveError, match=r"processes \(0\) must be 1 or more"):
+        prepare(SAMPLE, tmp_path / "data", processes=0)
+    assert workers.default_processes(ByteTokenizer(), 10**12) == 1
+
+
+# --- going on ---
+
+
+class Ended(BaseException):
+    """An end that nobody expects."""
+
+
+def end_after(documents: int, source: Any, out: Path, **options: Any) -> None:
+    """Call `prepare`, which ends after so many documents; each was saved, and one more appended."""
+    add = CorpusFiles.add
+    left = documents
+
+    def add_or_end(self: CorpusFiles, encoded: Encoded) -> None:
+        nonlocal left
+        add(self, encoded)
+        if not left:
+            self.state()  # on disk, but not saved
+            raise Ended
+        left -= 1
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CorpusFiles, "add", add_or_end)
+        patched.setattr(writing, "SECONDS_BETWEEN_SAVES", 0.0)
+        with pytest.raises(Ended):
+            prepare(source, out, **options)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_wherever_it_ends_the_same_call_goes_on_to_the_same_files(tmp_path: Path, tokenizer: str) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": 270, "holdout": 4}
+    whole = prepare(source, tmp_path / "whole", **options)
+    for ends in ([0], [1], [3, 2], [0, 4, 0], [len(TEXTS) - 1]):
+        out = tmp_path / "-".join(map(str, ends))
+        for documents in ends:
+            end_after(documents, source, out, **options)
+        prepare(source, out, **options)
+        assert contents(out) == contents(whole.path)
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+KILLED = """
+import os, signal, sys
+from compressive_transformer.corpus import prepare, writing
+from compressive_transformer.corpus.appending import CorpusFiles
+
+add = CorpusFiles.add
+
+def add_and_end(files, encoded):
+    add(files, encoded)
+    if files.documents == 5:
+        writing.SECONDS_BETWEEN_SAVES = 1000
+    if files.documents == 8:
+        files.state()  # on disk, but not saved
+        os.kill(os.getpid(), signal.SIGKILL)
+
+CorpusFiles.add = add_and_end
+writing.SECONDS_BETWEEN_SAVES = 0
+prepare(sys.argv[1], sys.argv[2], tokenizer="bpe", vocab_size=300)
+"""
+
+
+def test_after_a_kill_the_same_call_goes_on_to_the_same_files(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    whole = prepare(source, tmp_path / "whole", tokenizer="bpe", vocab_size=300)
+    command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.unfinished", "texts.jsonl", "whole"]
+    (tmp_path / "data.unfinished" / ".unfinished.json.0123").write_text("{")  # killed while a state was written
+    said: list[str] = []
+    data = prepare(source, tmp_path / "data", tokenizer="bpe", vocab_size=300, progress=said.append)
+    assert said[0] == "going on after 5 documents"
+    assert contents(data.path) == contents(whole.path)
+    assert not (tmp_path / "data.unfinished").exists()
+
+
+def interrupt(source: Any, out: Path, **options: Any) -> Path:
+    """The folder that an interrupted call leaves."""
+    said: list[str] = []
+    end_after(3, source, out, progress=said.append, **options)
+    folder = out.with_name(f"{out.name}.unfinished")
+    assert said[-1] == f"what is done is kept in {folder}; the same command goes on from there"
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"holdout": 5}, "holdout"),
+        ({"field": "body"}, "field"),
+        ({"tokenizer": "bpe", "holdout": 5}, "tokenizer and holdout"),
+    ],
+    ids=str,
+)
+def test_nothing_goes_on_with_other_options(tmp_path: Path, changed: dict[str, Any], what: str) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    folder = interrupt(source, tmp_path / "data")
+    before = contents(folder)
+    with pytest.raises(
+        CompressiveError, match=rf"data\.unfinished holds work that was begun with another {what}: give"
+    ):
+        prepare(source, tmp_path / "data", **changed)
+    assert contents(folder) == before
+    assert not (tmp_path / "data").exists()
+
+
+def test_nothing_goes_on_with_another_source(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    interrupt(source, tmp_path / "data")
+    write_lines(source, [*TEXTS[:-1], TEXTS[-1].swapcase()])  # of the same size
+    with pytest.raises(CompressiveError, match=r"begun with another source: give the same again .* or remove it"):
+        prepare(source, tmp_path / "data")
+
+    records = [{"text": text} for text in TEXTS]
+    interrupt(records, tmp_path / "records")
+    changed = [{"text": TEXTS[0]}, {"text": TEXTS[1].swapcase()}, *records[2:]]
+    with pytest.raises(
+        CompressiveError, match=r"records is not what it was when .*records\.unfinished was begun: remove"
+    ):
+        prepare(changed, tmp_path / "records")
+    with pytest.raises(CompressiveError, match="is not what it was"):
+        prepare(records[:2], tmp_path / "records")
+    assert contents(prepare(records, tmp_path / "records").path) == contents(prepare(records, tmp_path / "again").path)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "documents.jsonl", "unfinished.json"])
+@pytest.mark.parametrize("change", [lambda content: content[:100], lambda content: content.replace(b"e", b"f", 1)])
+def test_what_was_damaged_meanwhile_is_refused(tmp_path: Path, name: str, change: Any) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    folder = interrupt(source, tmp_path / "data", holdout=0)
+    damaged = change((folder / name).read_bytes())
+    (folder / name).write_bytes(damaged)
+    with pytest.raises(CompressiveError, match=r"data\.unfinished is damaged: remove it to begin anew"):
+        prepare(source, tmp_path / "data", holdout=0)
+    assert (folder / name).read_bytes() == damaged
+
+
+def test_what_ended_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    whole = prepare(source, tmp_path / "whole", holdout=0)
+    folder = tmp_path / "data.unfinished"
+    folder.mkdir()
+    for name in ("prepare.lock", "train.bin", "test.bin", "documents.jsonl", "tokenizer.json", "documents.json"):
+        (folder / name).write_text("half")
+    assert contents(prepare(source, tmp_path / "data", holdout=0).path) == contents(whole.path)
+
+
+def test_two_processes_do_not_work_in_one_folder_and_what_others_made_is_left_alone(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    folder = tmp_path / "data.unfinished"
+    folder.mkdir()
+    (folder / "letters").write_text("mine")
+    with pytest.raises(CompressiveError, match=r"data\.unfinished exists, and no earlier prepare left it: remove it"):
+        prepare(source, tmp_path / "data")
+    with (folder / "prepare.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CompressiveError, match=r"data\.unfinished: another process is at work there; wait"):
+            prepare(source, tmp_path / "data")
+    assert (folder / "letters").read_text() == "mine"
+
+
+# --- progress ---
+
+
+def test_lines_say_how_much_is_read_and_how_long_the_rest_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "SECONDS_BETWEEN_LINES", 0.0)
+    source = write_lines(tmp_path / "texts.jsonl", ["one two", "three four"] * 2)
+    said: list[str] = []
+    prepare(source, tmp_path / "data", holdout=0, progress=said.append)
+    words = (2, 4, 6, 8)
+    shares = [
+        round(100 * len("".join(source.read_text().splitlines(True)[:count])) / source.stat().st_size)
+        for count in (1, 2, 3, 4)
+    ]
+    for line, count, share in zip(said, words, shares, strict=False):
+        assert line.startswith(f"train: {count // 2} documents, "), line
+        assert f" {count} words; {share}% read, 0:00:0" in line
+    said.clear()
+    prepare([{"text": "one two"}] * 3, tmp_path / "records", holdout=0, progress=said.append)
+    assert all(line.endswith(" tokens/s") for line in said[:3])
+    assert said[3] == "train: 3 documents, 21 tokens, 6 words"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_bar_is_for_terminals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    monkeypatch.setattr(watching, "SECONDS_BETWEEN_MOVES", 0.0)
+    monkeypatch.setenv("TTY_COMPATIBLE" if terminal else "UNSET", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    prepare(write_lines(tmp_path / "texts.jsonl", TEXTS), tmp_path / "data", progress=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    for line in ("train: 9 documents, ", "validation: 2 documents, 2,040 tokens, ", "test: 1 documents, 3 tokens, "):
+        assert line in said.err
+    assert ("100 %" in said.err) == ("ETA" in said.err) == terminal
+    assert ("\x1b" in said.err) == terminal
