@@ -4,7 +4,7 @@ PYTHON ?= python3
 # What pip installs as PyTorch if .venv holds none yet. Other builds: TORCH="torch --index-url <an index of PyTorch's>".
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types bench bench-quick clean
+.PHONY: help demo test lint types docs bench bench-quick clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -24,6 +24,13 @@ lint: .venv/.dev ## check format and style
 types: .venv/.dev ## check the types of the package, strictly
 	@.venv/bin/python -m mypy
 
+# --fresh-env and --keep-going: each build reads all pages and shows every warning, and any of them is an error.
+docs: .venv/.docs ## build the pages into site/; warnings are errors, and loads from elsewhere too
+	@rm -rf site
+	@.venv/bin/python -m sphinx -q --fail-on-warning --keep-going --fresh-env --doctree-dir site/.doctrees docs site
+	@rm -rf site/.doctrees
+	@.venv/bin/python docs/check_site.py site
+
 bench: .venv/.bench ## measure speed and memory against other packages and write the tables (25 minutes)
 	@.venv/bin/python benchmarks/performance.py
 
@@ -31,9 +38,9 @@ bench-quick: .venv/.bench ## the same for the small work only, few repetitions (
 	@.venv/bin/python benchmarks/performance.py --quick
 
 clean: ## remove the environment, the demo's output and all caches
-	@rm -rf .venv demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests -name __pycache__ -prune -exec rm -rf {} +
 
 # One stamp for each set of dependencies, newer than pyproject.toml once that set is installed.
-.venv/.core .venv/.dev .venv/.bench: .venv/.%: pyproject.toml
+.venv/.core .venv/.dev .venv/.docs .venv/.bench: .venv/.%: pyproject.toml
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/setup $*

@@ -54,20 +54,22 @@ def draw(path: str | Path) -> None:
     axes.axis("off")
     _draw_row(axes, before, BEFORE, segment_style="-")
     _draw_row(axes, after, AFTER, segment_style=(0, (3, 2)))
-    _label(axes, first - 5.0, BEFORE, "while a\nsegment\nis read", align="left")
-    _label(axes, first - 5.0, (BEFORE + AFTER) / 2, "commit", align="left", weight="bold")
-    _label(axes, first - 5.0, AFTER, "while the\nnext one\nis read", align="left")
-    _label(axes, first - 5.0, TOKENS, "tokens", align="left")
+    label(axes, first - 5.0, BEFORE, "while a\nsegment\nis read", align="left")
+    label(axes, first - 5.0, (BEFORE + AFTER) / 2, "commit", align="left", weight="bold")
+    label(axes, first - 5.0, AFTER, "while the\nnext one\nis read", align="left")
+    label(axes, first - 5.0, TOKENS, "tokens", align="left")
     _draw_titles(axes, before)
     _draw_commit(axes, before, after)
     _draw_tokens(axes, after, range(first, last + 1))
     _draw_reach(axes, after)
-    with matplotlib.rc_context({"svg.hashsalt": "memory", "svg.fonttype": "path"}):
-        figure.savefig(path, format=Path(path).suffix[1:], metadata=_no_date(path), dpi=110)
+    save(figure, path, salt="memory")
 
 
-def _no_date(path: str | Path) -> dict[str, None]:
-    return {"Date": None} if Path(path).suffix == ".svg" else {}
+def save(figure: Figure, path: str | Path, *, salt: str) -> None:
+    """Write a figure as SVG, or as PNG where the name says so; `salt` makes ids that are the same each time."""
+    form = Path(path).suffix[1:]
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path"}):
+        figure.savefig(path, format=form, metadata={"Date": None} if form == "svg" else {}, dpi=110)
 
 
 def _middle(span: range) -> float:
@@ -123,26 +125,26 @@ def _draw_commit(axes: Axes, before: Row, after: Row) -> None:
     top, bottom = BEFORE - 0.45, AFTER + 0.45
     for span in before.compressed:
         if span in after.compressed:
-            _arrow(axes, (_middle(span), top), (_middle(span), bottom), FAINT, width=0.9)
+            arrow(axes, (_middle(span), top), (_middle(span), bottom), FAINT, width=0.9)
         else:
-            _arrow(axes, (_middle(span), top), (_middle(span), bottom + 0.75), COMPRESSED[0])
-            _label(axes, _middle(span), bottom + 0.3, "forgotten", colour=COMPRESSED[0])
+            arrow(axes, (_middle(span), top), (_middle(span), bottom + 0.75), COMPRESSED[0])
+            label(axes, _middle(span), bottom + 0.3, "forgotten", colour=COMPRESSED[0])
     for span in before.recent:
         if span in after.recent:
-            _arrow(axes, (_middle(span), top), (_middle(span), bottom), FAINT, width=0.9)
+            arrow(axes, (_middle(span), top), (_middle(span), bottom), FAINT, width=0.9)
     for span in before.segment:
-        _arrow(axes, (_middle(span), top), (_middle(span), bottom), SEGMENT[0])
+        arrow(axes, (_middle(span), top), (_middle(span), bottom), SEGMENT[0])
     evicted = [span for span in before.recent if span not in after.recent]
     middle, height = (BEFORE + AFTER) / 2, 0.4
     for new in (span for span in after.compressed if span not in before.compressed):
         for span in (span for span in evicted if span[0] in new):
-            _arrow(
+            arrow(
                 axes,
                 (_middle(span), top),
                 (_middle(new) + 0.45 * (_middle(span) - _middle(new)), middle + height),
                 RECENT[0],
             )
-        _arrow(axes, (_middle(new), middle - height), (_middle(new), bottom), COMPRESSED[0])
+        arrow(axes, (_middle(new), middle - height), (_middle(new), bottom), COMPRESSED[0])
         box = FancyBboxPatch(
             (_middle(new) - 0.95, middle - height),
             1.9,
@@ -155,14 +157,14 @@ def _draw_commit(axes: Axes, before: Row, after: Row) -> None:
         )
         axes.add_patch(box)
         axes.text(_middle(new), middle, "$f_c$", ha="center", va="center", fontsize=16, zorder=5, color=INK)
-        _label(
+        label(
             axes,
             _middle(new) - 1.25,
             middle,
             f"the {len(evicted)} oldest are evicted\nand become one",
             align="right",
         )
-    _label(axes, _middle(before.segment[-1]) + 0.45, middle, "the segment\nbecomes\nrecent", align="left")
+    label(axes, _middle(before.segment[-1]) + 0.45, middle, "the segment\nbecomes\nrecent", align="left")
 
 
 def _draw_tokens(axes: Axes, row: Row, tokens: range) -> None:
@@ -180,7 +182,7 @@ def _draw_tokens(axes: Axes, row: Row, tokens: range) -> None:
         corners = [(token - 0.44, -0.36), (token + 0.44, -0.36), (token + 0.44, 0.36), (token - 0.44, 0.36)]
         axes.add_patch(Polygon(corners, facecolor=fill, edgecolor=edge, linewidth=0.9, zorder=3))
         axes.text(token, TOKENS - 0.02, str(token), ha="center", va="center", fontsize=11, color=INK, zorder=4)
-    _label(axes, tokens[0] - 0.75, TOKENS, "…", align="right", colour=FAINT)
+    label(axes, tokens[0] - 0.75, TOKENS, "…", align="right", colour=FAINT)
 
 
 def _draw_reach(axes: Axes, row: Row) -> None:
@@ -198,19 +200,18 @@ def _draw_reach(axes: Axes, row: Row) -> None:
     reach = CONFIG.segment_length + CONFIG.memory_length + rate * slots
     width = CONFIG.attention_width
     text = f"{width} slots to attend to, {reach} positions within reach of one layer"
-    _label(axes, (row.compressed[0][0] + row.segment[-1][-1]) / 2, TOKENS - 1.8, text, weight="bold")
+    label(axes, (row.compressed[0][0] + row.segment[-1][-1]) / 2, TOKENS - 1.8, text, weight="bold")
 
 
-def _arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str, *, width: float = 1.5
-) -> None:
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str, *, width: float = 1.5) -> None:
+    """A straight arrow."""
     style = "-|>,head_length=5,head_width=2.6"
     axes.add_patch(
         FancyArrowPatch(start, end, arrowstyle=style, color=colour, linewidth=width, shrinkA=0, shrinkB=0, zorder=2)
     )
 
 
-def _label(
+def label(
     axes: Axes,
     x: float,
     y: float,
@@ -220,6 +221,7 @@ def _label(
     weight: str = "normal",
     colour: str = INK,
 ) -> None:
+    """Text on a white ground, so that lines behind it do not cross it."""
     axes.text(
         x,
         y,
