@@ -4,7 +4,7 @@ PYTHON ?= python3
 # What pip installs as PyTorch if .venv holds none yet. Other builds: TORCH="torch --index-url <an index of PyTorch's>".
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types docs bench bench-quick clean
+.PHONY: help demo test lint types docs new-user bench bench-quick clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -30,6 +30,9 @@ docs: .venv/.docs ## build the pages into site/; warnings are errors, and loads 
 	@.venv/bin/python -m sphinx -q --fail-on-warning --keep-going --fresh-env --doctree-dir site/.doctrees docs site
 	@rm -rf site/.doctrees
 	@.venv/bin/python docs/check_site.py site
+
+new-user: ## from the built wheel to a model in transformers, in a fresh environment that is removed again
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" scripts/new-user
 
 bench: .venv/.bench ## measure speed and memory against other packages and write the tables (25 minutes)
 	@.venv/bin/python benchmarks/performance.py

@@ -124,6 +124,29 @@ def test_memory_that_was_handed_out_does_not_change_and_can_be_gone_on_from() ->
         assert torch.equal(decoder.step(token), logits)
 
 
+@pytest.mark.parametrize("compression", ["conv", "most-used"])
+@each_position
+def test_lanes_that_are_selected_go_on_as_those_of_the_model(compression: str, position: dict[str, str]) -> None:
+    model = small_model(compression=compression, **position).eval()
+    tokens = random_tokens(4, 20)
+    # Each place keeps its age, as in a beam search; ages change places; fewer lanes; more.
+    for indices in ([1, 0, 2], [1, 1, 2], [2, 0, 0], [1], [0, 2, 2, 1]):
+        decoder = CachedDecoder(model, memory_after(model, 9, 9, 4))
+        for column in tokens[:3, :5].T:  # commits of the first two lanes and of the third
+            decoder.step(column)
+        kept = decoder.memory
+        before = {name: states.clone() for name, states in kept.state_dict().items()}
+        decoder.select(torch.tensor(indices))
+        memory = kept.select(torch.tensor(indices))
+        assert decoder.seen.tolist() == memory.seen.tolist()
+        for column in tokens[: len(indices), 5:].T:
+            output = model(column[:, None], memory)
+            memory = output.memory
+            assert_close(decoder.step(column), output.logits[:, 0])
+        assert_same_memory(model, decoder.memory, memory)
+        assert all(torch.equal(states, before[name]) for name, states in kept.state_dict().items())
+
+
 def test_nothing_is_dropped_and_the_model_stays_in_its_mode() -> None:
     model = small_model(dropout=0.5).train()
     decoder = CachedDecoder(model, model.empty_memory(1))
@@ -231,9 +254,25 @@ def test_what_cannot_be_decoded_is_refused() -> None:
     with pytest.raises(CompressiveError, match="memory does not fit"):
         CachedDecoder(small_model(compressed_length=2).eval(), memory)
     decoder = CachedDecoder(model, memory)
+    with pytest.raises(CompressiveError, match=r"indices must lie in 0 .. 1, got \[0, 2\]"):
+        decoder.select(torch.tensor([0, 2]))
     for tokens in (torch.zeros(3, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2)):
         with pytest.raises(CompressiveError, match=r"tokens must be integers \[batch = 2\], got"):
             decoder.step(tokens)
+
+
+class Scaled(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("place", ["attention.query", "feed_forward.2"])
+def test_layers_that_compute_with_more_than_their_weights_are_refused(place: str) -> None:
+    model = small_model().eval()
+    linear = model.blocks[1].get_submodule(place)
+    model.blocks[1].set_submodule(place, Scaled(linear.in_features, linear.out_features))
+    with pytest.raises(CompressiveError, match="more than its own weights, which decoding would leave out: merge"):
+        CachedDecoder(model.double(), model.empty_memory(1))
 
 
 def test_integer_weights_need_a_cpu() -> None:

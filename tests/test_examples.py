@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +31,45 @@ def test_a_function_of_ones_own_is_trained_saved_loaded_and_evaluated(
     monkeypatch.delitem(COMPRESSIONS, "median")
     with pytest.raises(CompressiveError, match=r"run/config.json: compression \('median'\) is not a registered"):
         load(tmp_path / "run")
+
+
+# Sizes that take a minute, and what runs in their place.
+SMALLER = {
+    "d_model=64": "d_model=16",
+    "steps=600": "steps=4, log_every=1",
+    "batch=16": "batch=2",
+    "warmup=60": "warmup=1",
+    "validate_every=200": "validate_every=2",
+    "validation_tokens=5_000": "validation_tokens=300",
+    "tokenizer, 3_000": "tokenizer, 300",
+    "stream.write(100": "stream.write(5",
+    "compressed_lengths=(0, 8, 32, 64)": "compressed_lengths=(0, 8)",
+}
+
+
+def test_the_notebook_runs_from_top_to_bottom_and_holds_no_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matplotlib = pytest.importorskip("matplotlib", reason="its pictures need the extra `plot`")
+    matplotlib.use("agg")
+    notebook = json.loads((EXAMPLES / "memory.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    replaced = dict.fromkeys(SMALLER, False)
+    namespace: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        code = "".join(cell["source"])
+        assert len(code.splitlines()) <= 25
+        for sizes, smaller in SMALLER.items():
+            replaced[sizes] |= sizes in code
+            code = code.replace(sizes, smaller)
+        exec(compile(code, f"cell {number}", "exec"), namespace)
+    assert all(replaced.values())
+    printed = capsys.readouterr().out
+    assert "temporal range: 320 tokens" in printed
+    assert "compressed slot 31: " in printed
+    shown = namespace["plt"].get_fignums()
+    assert len(shown) == 4
+    namespace["plt"].close("all")
+    # What lies beyond the temporal range and two segments has left no trace.
+    assert namespace["divergence"][-1] < 1e-10 < namespace["divergence"][0]

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from compressive_transformer.config import ModelConfig
+from compressive_transformer.decoding import CachedDecoder
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.hf import (
     CompressiveTransformerCache,
@@ -197,6 +198,63 @@ def test_generation_with_the_cache_equals_reading_all_anew_for_each_token(way: d
         assert_close(one, other, 1e-5)  # transformers takes scores in single precision
 
 
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_what_is_generated_is_read_by_a_decoder_and_the_prompt_alone_by_the_model(
+    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = wrapped()
+    ids, mask = padded(texts(4, 14))
+    calls: list[int] = []
+    read = CompressiveTransformer.forward
+
+    def counted(self: CompressiveTransformer, tokens: Tensor, *rest: Any) -> Any:
+        calls.append(tokens.shape[1])
+        return read(self, tokens, *rest)
+
+    monkeypatch.setattr(CompressiveTransformer, "forward", counted)
+    for new in (3, 12):
+        generate(model, ids, attention_mask=mask, max_new_tokens=new, **way)
+        assert sum(calls) == ids.shape[1]
+        calls.clear()
+
+
+def test_weights_that_change_between_two_calls_with_one_cache_are_those_that_write() -> None:
+    model, ids = wrapped(), texts(1, 14)
+    cache = CompressiveTransformerCache()
+    first = generate(model, ids, **{CACHE_NAME: cache})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data.mul_(1.1)  # leaves no trace in the tensor's version
+    read, token, expected = copy.copy(cache), first[:, -1:], []
+    for _ in range(6):
+        logits = model(token, **{CACHE_NAME: read}).logits[:, -1]
+        logits[:, START] = float("-inf")
+        token = logits.argmax(-1, keepdim=True)
+        expected.append(token.item())
+    seen = torch.ones_like(first)
+    second = generate(model, first[:, -1:], attention_mask=seen, **{CACHE_NAME: cache})
+    assert second[0, 1:].tolist() == expected
+
+
+def test_copies_of_a_cache_that_generated_go_their_own_way() -> None:
+    model, ids = wrapped(), texts(2, 14)
+    cache = CompressiveTransformerCache()
+    generate(model, ids, **{CACHE_NAME: cache})
+    copies = [copy.copy(cache), copy.deepcopy(cache)]
+    following = random_tokens(2, 5, seed=4)
+    logits = model(following, **{CACHE_NAME: cache}).logits
+    for other in copies:
+        assert other.get_seq_length() == 19
+        assert torch.equal(model(following, **{CACHE_NAME: other}).logits, logits)
+
+
+def test_half_precision_generates_from_rows_with_padding() -> None:
+    model = wrapped().bfloat16()
+    ids, mask = padded(texts(4, 14))
+    for way in WAYS.values():
+        assert generate(model, ids, attention_mask=mask, **way).shape[1] == ids.shape[1] + 6
+
+
 def test_greedy_text_of_rows_with_padding_is_that_of_each_row_alone() -> None:
     model, rows = wrapped(), texts(4, 14)
     ids, mask = padded(rows)
@@ -349,6 +407,8 @@ def test_lora_on_the_projections_trains_and_merges() -> None:
     assert losses[-1] < losses[0]
     adapted.eval()
     expected = adapted(input_ids=tokens).logits
+    with pytest.raises(CompressiveError, match="merge adapters first"):
+        CachedDecoder(model.model, model.model.empty_memory(1))
     text = generate(adapted, tokens)
     merged = adapted.merge_and_unload()
     assert not torch.equal(expected, before)

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from .config import ModelConfig
 from .errors import CompressiveError
@@ -144,6 +143,8 @@ def _costs(config: ModelConfig) -> tuple[Cost, Cost]:
 
 def _multiply_adds(model: CompressiveTransformer, *, batch: int, training: bool = False) -> tuple[int, int]:
     """Multiply-adds of the only layer and outside of it, while lanes of one age read a segment with full memory."""
+    from torch.utils.flop_counter import FlopCounterMode  # nothing else of PyTorch has imported it
+
     config = model.config
     segments = -(-config.temporal_range // config.segment_length)
     memory = replace(model.empty_memory(batch), seen=torch.full((batch,), segments * config.segment_length))

@@ -11,9 +11,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from torch import Tensor
 
 from .errors import CompressiveError
@@ -60,6 +57,11 @@ class Progress:
     """Writes log.jsonl in the run's folder, and shows a bar on a terminal or lines elsewhere, on stderr."""
 
     def __init__(self, out: Path, last: int, *, step: int, tensorboard: bool) -> None:
+        # Only who trains waits for this import.
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
         self.file = (out / "log.jsonl").open("a", encoding="utf-8")
         self.last = last
         self.board = _board(out) if tensorboard else None

@@ -87,8 +87,8 @@ def train(
     resume/. For several processes: torchrun --nproc-per-node N -m compressive_transformer.cli train ...
 
     Args:
-        config: A TOML file with the tables [model] and [train]; every field is described in the docstrings of
-            ModelConfig and TrainConfig. vocab_size may be left out, the corpus says it.
+        config: A TOML file with the tables [model] and [train]. Each of their fields has a default, so the file may
+            be empty, and is described in the docstrings of ModelConfig and TrainConfig; the corpus says vocab_size.
         data: A corpus that `compressive prepare` made.
         run: The run's folder, to be made; with --resume, the one to go on with.
         settings: Override a field of the config, for example --set model.compression=mean; may be repeated.

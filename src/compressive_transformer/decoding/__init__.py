@@ -1,6 +1,7 @@
 """Decoding token by token: cached keys and values, packed weights, quantised if asked for."""
 
 from .decoder import CachedDecoder
+from .layers import is_plain
 from .products import PRECISIONS, Precision, check_precision
 
-__all__ = ["PRECISIONS", "CachedDecoder", "Precision", "check_precision"]
+__all__ = ["PRECISIONS", "CachedDecoder", "Precision", "check_precision", "is_plain"]

@@ -13,7 +13,7 @@ from ..errors import CompressiveError
 from ..memory import Memory
 from ..model import CompressiveTransformer
 from ..positions import Positions
-from .layers import PackedModel
+from .layers import PackedModel, is_plain
 from .products import Precision, check_precision
 from .slots import Slots
 
@@ -34,9 +34,14 @@ class CachedDecoder:
         precision: "full" has the model's weights and gives its numbers, "bf16" and "int8" round the weights of all
         large products and the states that go into them; what is read at the start and what a commit compresses is
         projected in full precision all the same. Raises CompressiveError for another one, for "int8" off the CPU,
-        and where memory does not fit the model.
+        where memory does not fit the model, and for a model with layers that are not its own (see `is_plain`).
         """
         check_precision(precision, model.embedding.weight.device)
+        if not is_plain(model):
+            raise CompressiveError(
+                "a layer of the model computes with more than its own weights, which decoding would leave out: merge "
+                "adapters first, or read with the model itself"
+            )
         self.model = model
         self.precision = precision
         with torch.no_grad():
@@ -52,6 +57,30 @@ class CachedDecoder:
         with torch.no_grad():
             self._lanes = [_Lanes(self._packed, memory.select(indices)) for indices in self._indices]
 
+    def select(self, indices: Tensor) -> None:
+        """Go on with the lanes `indices [new batch]` (int64), in that order; a lane may be repeated.
+
+        Where each place keeps its age, as in a beam search, projections move with their lanes; else they are made anew.
+        Raises CompressiveError for lanes that there are not.
+        """
+        seen = self.seen
+        chosen = Memory(seen, (), (), ()).select(indices)
+        if not torch.equal(chosen.seen, seen):
+            self.restart(self.memory.select(indices))
+            return
+        for lanes, places in zip(self._lanes, self._indices, strict=True):
+            lanes.select(torch.searchsorted(places, indices.cpu()[places]))
+
+    @property
+    def batch(self) -> int:
+        """Number of lanes."""
+        return sum(map(len, self._indices))
+
+    @property
+    def seen(self) -> Tensor:
+        """Tokens since the document of each lane began `[batch]`."""
+        return torch.cat([torch.full((lanes.batch,), lanes.seen) for lanes in self._lanes])[self._order]
+
     @property
     def memory(self) -> Memory:
         """What the lanes remember now; later steps do not change it."""
@@ -63,10 +92,9 @@ class CachedDecoder:
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Logits `[batch, vocab_size]` after reading one more token of each lane, `tokens [batch]`."""
-        batch = sum(map(len, self._indices))
-        if tokens.shape != (batch,) or tokens.dtype not in (torch.int64, torch.int32):
+        if tokens.shape != (self.batch,) or tokens.dtype not in (torch.int64, torch.int32):
             raise CompressiveError(
-                f"tokens must be integers [batch = {batch}], got {tokens.dtype} {list(tokens.shape)}"
+                f"tokens must be integers [batch = {self.batch}], got {tokens.dtype} {list(tokens.shape)}"
             )
         if len(self._lanes) == 1:
             return self._lanes[0].step(tokens)
@@ -113,6 +141,18 @@ class _Lanes:
                 sums[:, : layer.block.uses_usage * (recent.shape[1] + begun)].clone() for layer, sums, recent in usage
             ),
         )
+
+    def select(self, places: Tensor) -> None:
+        """Lane b goes on from what lane `places[b]` has read; memory that was handed out stays as it was."""
+        if torch.equal(places, torch.arange(self.batch)):
+            return
+        places = places.to(self.pending.device)
+        self.compressed, self.recent, self.usage = (
+            [states[places] for states in tier] for tier in (self.compressed, self.recent, self.usage)
+        )
+        self.pending = self.pending[:, places]
+        for slots in self.slots:
+            slots.buffer.copy_(slots.buffer[:, :, :, places])  # in place, where views into it are kept
 
     def step(self, tokens: Tensor) -> Tensor:
         place = self.seen % self.segment_length

@@ -129,6 +129,19 @@ class PackedLayer:
         return reach.scores.baddbmm_(scratch.content, reach.keys)
 
 
+def is_plain(model: CompressiveTransformer) -> bool:
+    """Whether the layers that are packed compute with their own weights alone; adapters and quantised layers do not."""
+    for block in cast("list[Block]", list(model.blocks)):
+        attention, network = block.attention, list(block.feed_forward.children())
+        products = [attention.query, attention.key_value, attention.output, *network[::2]]
+        norms = [block.attention_norm, block.feed_forward_norm]
+        if any(type(layer).forward is not nn.Linear.forward for layer in products):
+            return False
+        if any(type(layer).forward is not nn.LayerNorm.forward for layer in norms):
+            return False
+    return True
+
+
 def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     """A layer norm without the cost of calling a module."""
     assert isinstance(norm, nn.LayerNorm)

@@ -9,10 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
-
 from .plan import Run
 from .running import result_of, steps_done
 
@@ -23,6 +19,11 @@ class Watch:
     """Counts runs, and the tokens that all their trainings are to read, places of padding included."""
 
     def __init__(self, runs: Sequence[Run], out: Path) -> None:
+        # Only who runs an experiment waits for this import.
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
         self.runs, self.out = runs, out
         self.total = sum(_tokens(run, run.train.steps) for run in runs)
         self.finished = sum(result_of(run, out) is not None for run in runs)

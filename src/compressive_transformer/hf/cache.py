@@ -1,12 +1,16 @@
-"""The cache of `generate`: a `Memory`, and how many columns of ids it has read."""
+"""The cache of `generate`: a `Memory`, or the decoder that is ahead of it, and how many columns of ids it has read."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..decoding import CachedDecoder
 from ..errors import CompressiveError
 from ..memory import Memory
+from ..model import CompressiveTransformer
 
 
 class CompressiveTransformerCache:
@@ -24,8 +28,36 @@ class CompressiveTransformerCache:
 
     def __init__(self, memory: Memory | None = None, columns: int = 0) -> None:
         """Begin with `memory` that has read `columns` columns of ids; without any, with nothing."""
-        self.memory = memory
+        self._memory = memory
+        self._decoder: CachedDecoder | None = None
         self.columns = columns
+
+    @property
+    def memory(self) -> Memory | None:
+        """What the lanes remember; None before anything was read."""
+        return self._memory if self._decoder is None else self._decoder.memory
+
+    @memory.setter
+    def memory(self, memory: Memory | None) -> None:
+        self._memory, self._decoder = memory, None
+
+    @property
+    def batch(self) -> int | None:
+        """Number of lanes; None before anything was read."""
+        if self._decoder is not None:
+            return self._decoder.batch
+        return None if self._memory is None else self._memory.batch
+
+    def step(self, model: CompressiveTransformer, tokens: Tensor) -> Tensor:
+        """Logits `[batch, vocab_size]` after one more token of each lane, read by a decoder that goes on from memory.
+
+        The decoder has packed the weights of `model` as they were at its first step. Setting `memory`, to what it is
+        too, ends it.
+        """
+        if self._decoder is None:
+            assert self._memory is not None
+            self._decoder = CachedDecoder(model, self._memory)
+        return self._decoder.step(tokens)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of ids that were read, those of padding included, which did not enter memory."""
@@ -41,13 +73,16 @@ class CompressiveTransformerCache:
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each lane `repeats` times, side by side."""
-        if self.memory is not None:
-            self.memory = self.memory.select(torch.arange(self.memory.batch).repeat_interleave(repeats))
+        if self.batch is not None:
+            self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """The lanes `indices [new batch]` only, in that order; a lane may be repeated."""
-        if self.memory is not None:
-            self.memory = self.memory.select(indices.to("cpu", torch.int64))
+        indices = indices.to("cpu", torch.int64)
+        if self._decoder is not None:
+            self._decoder.select(indices)
+        elif self._memory is not None:
+            self._memory = self._memory.select(indices)
 
     def crop(self, max_length: int) -> None:
         """Refused with CompressiveError: what compression has replaced cannot be brought back."""
@@ -59,3 +94,7 @@ class CompressiveTransformerCache:
     def reset(self) -> None:
         """Forget all: new documents begin."""
         self.memory, self.columns = None, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy goes its own way: the decoder, which changes as it steps, stays here.
+        return {**self.__dict__, "_memory": self.memory, "_decoder": None}

@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from ..decoding import is_plain
 from ..embedding import IGNORE
 from ..errors import CompressiveError
 from ..memory import Memory
@@ -105,17 +106,15 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
 
         Raises CompressiveError for arguments of transformers that mean nothing here.
         """
-        items = kwargs.pop("num_items_in_batch", None)
+        items, decode = kwargs.pop("num_items_in_batch", None), kwargs.pop("decode", False)
         _refuse(kwargs)
         cache = _one_cache(past_key_values, cache)
         mask = _own_columns(input_ids, attention_mask)
         if labels is not None and logits_to_keep:
             raise CompressiveError(f"logits_to_keep ({logits_to_keep}) must be 0 with labels, which need all logits")
-        memory = cache.memory
-        if memory is not None and memory.batch != len(input_ids):
-            raise CompressiveError(f"the cache has {memory.batch} lanes, input_ids {len(input_ids)} rows")
-        logits, memory, compression_loss = self._read(input_ids, mask, memory, logits_to_keep)
-        cache.memory, cache.columns = memory, cache.columns + input_ids.shape[1]
+        if cache.batch not in (None, len(input_ids)):
+            raise CompressiveError(f"the cache has {cache.batch} lanes, input_ids {len(input_ids)} rows")
+        logits, compression_loss = self._advance(input_ids, mask, cache, logits_to_keep, decode)
         loss = None
         if labels is not None:
             targets = _targets(labels, mask)
@@ -139,16 +138,20 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         past_key_values: CompressiveTransformerCache | None = None,
         cache: CompressiveTransformerCache | None = None,
         attention_mask: Tensor | None = None,
+        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """The ids that the cache has not read, and what else `forward` is given.
 
         With a cache `input_ids` are all ids from the beginning, or the new ones only where `attention_mask` has
-        columns for all. A cache of fewer lanes is repeated for beams and samples.
+        columns for all. A cache of fewer lanes is repeated for beams and samples. What follows the first iteration is
+        read by a decoder with the weights as they are then.
         """
         cache = _one_cache(past_key_values, cache)
-        if cache.memory is not None and len(input_ids) != cache.memory.batch:
-            cache.batch_repeat_interleave(max(1, len(input_ids) // cache.memory.batch))
+        if is_first_iteration:
+            cache.memory = cache.memory  # an earlier decoder may have other weights than the model has now
+        if cache.batch is not None and len(input_ids) != cache.batch:
+            cache.batch_repeat_interleave(max(1, len(input_ids) // cache.batch))
         if cache.columns:
             given = input_ids.shape[1]
             new = given if next_sequence_length is None else next_sequence_length
@@ -161,6 +164,7 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
                 )
             input_ids = input_ids[:, given - new :]
         kept: dict[str, Any] = {name: kwargs[name] for name in ("use_cache", "logits_to_keep") if name in kwargs}
+        kept["decode"] = bool(cache.columns) and not is_first_iteration
         return {"input_ids": input_ids, "attention_mask": attention_mask, CACHE_NAME: cache, **kept}
 
     def get_input_embeddings(self) -> Any:
@@ -200,6 +204,20 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
             block.gradient_checkpointing = chosen
             if chosen:
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+    def _advance(
+        self, tokens: Tensor, mask: Tensor | None, cache: CompressiveTransformerCache, keep: int, decode: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of the last `keep` columns (0: of all) and the compression loss; the cache has read `tokens` then."""
+        alone = tokens.shape[1] == 1 and (mask is None or bool(mask.all()))
+        mixed = torch.is_autocast_enabled(tokens.device.type)
+        if decode and alone and not (mixed or self.training or torch.is_grad_enabled()) and is_plain(self.model):
+            logits = cache.step(self.model, tokens[:, 0])[:, None]
+            loss = logits.new_zeros(())
+        else:
+            logits, cache.memory, loss = self._read(tokens, mask, cache.memory, keep)
+        cache.columns += tokens.shape[1]
+        return logits, loss
 
     def _read(
         self, tokens: Tensor, mask: Tensor | None, memory: Memory | None, keep: int

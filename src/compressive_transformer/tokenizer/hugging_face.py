@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ..errors import CompressiveError
 from .byte_level import ByteDecoder, to_utf8
 from .interface import Decoder, Tokenizer
+
+if TYPE_CHECKING:  # who reads bytes never needs the library
+    import tokenizers
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -83,6 +84,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 32_000) -> HuggingFaceToke
     """
     if vocab_size < 257:
         raise CompressiveError(f"vocab_size ({vocab_size}) must be at least 257: 256 bytes and the start")
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from ..errors import CompressiveError
 from .byte_level import BYTES_FILE, ByteTokenizer
 from .hugging_face import HuggingFaceTokenizer, first_line
@@ -38,7 +36,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         content = file.read_bytes().decode("utf-8")
         description = json.loads(content)
         if not (isinstance(description, dict) and "compressive_transformer" in description):
-            return HuggingFaceTokenizer(tokenizers.Tokenizer.from_str(content))
+            from tokenizers import Tokenizer as LibraryTokenizer  # who reads bytes never needs it
+
+            return HuggingFaceTokenizer(LibraryTokenizer.from_str(content))
     except Exception as error:  # the Rust library raises nothing more specific
         raise CompressiveError(f"{file} is not a tokenizer.json: {first_line(error)}") from error
     try:
