@@ -6,20 +6,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as Bar
+from typing import TYPE_CHECKING, Self
 
 from .appending import CorpusFiles
+
+if TYPE_CHECKING:  # only who prepares waits for the library
+    from rich.progress import Progress as Bar
 
 Progress = Callable[[str], None]
 SECONDS_BETWEEN_LINES = 5.0
@@ -31,10 +23,9 @@ class Watch:
 
     def __init__(self, progress: Progress | bool, *, size: int) -> None:
         """`progress` is told each line; True is stderr, False nobody. `size` is that of the source in bytes, or 0."""
-        console = Console(stderr=True)
         self._progress = progress
         self._size = size
-        self._bar = Bar(*_columns(size), console=console, disable=progress is not True or not console.is_terminal)
+        self._bar = _bar(size, shown=progress is True)
         self._interval = SECONDS_BETWEEN_LINES if self._bar.disable else SECONDS_BETWEEN_MOVES
         self._next = time.monotonic() + self._interval
 
@@ -100,9 +91,15 @@ def _tokens(files: CorpusFiles) -> int:
     return sum(split.tokens for split in files.splits.values())
 
 
-def _columns(size: int) -> list[ProgressColumn]:
-    text = TextColumn("{task.description}")
-    if not size:
-        return [TimeElapsedColumn(), text]
-    percent = TextColumn("{task.percentage:>3.0f} %")
-    return [BarColumn(20), percent, TransferSpeedColumn(), TextColumn("ETA"), TimeRemainingColumn(), text]
+def _bar(size: int, *, shown: bool) -> Bar:
+    from rich import progress
+    from rich.console import Console
+
+    console, text = Console(stderr=True), progress.TextColumn("{task.description}")
+    if size:
+        percent = progress.TextColumn("{task.percentage:>3.0f} %")
+        speed, left = progress.TransferSpeedColumn(), progress.TimeRemainingColumn()
+        columns = [progress.BarColumn(20), percent, speed, progress.TextColumn("ETA"), left, text]
+    else:
+        columns = [progress.TimeElapsedColumn(), text]
+    return progress.Progress(*columns, console=console, disable=not shown or not console.is_terminal)
