@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from compressive_transformer.checkpoint import load
 from compressive_transformer.compression import COMPRESSIONS
+from compressive_transformer.corpus import open_corpus
 from compressive_transformer.errors import CompressiveError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -73,3 +76,31 @@ def test_the_notebook_runs_from_top_to_bottom_and_holds_no_output(
     namespace["plt"].close("all")
     # What lies beyond the temporal range and two segments has left no trace.
     assert namespace["divergence"][-1] < 1e-10 < namespace["divergence"][0]
+
+
+def test_a_plain_loop_learns_and_saves_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "plain_loop.py"))["main"](tmp_path)
+    printed = capsys.readouterr().out
+    losses = [float(line.split()[3]) for line in printed.splitlines() if line.startswith("step ")]
+    assert len(losses) == 3
+    assert losses[2] < losses[0] < math.log(257) + 0.5
+    assert "bits per byte" in printed
+    assert load(tmp_path / "run")[0].config.segment_length == 32
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning and what it stands on
+def test_a_run_with_lightning_goes_on_with_its_memory_to_the_bit(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    example = runpy.run_path(str(EXAMPLES / "lightning_loop.py"))
+    resumed = example["main"](tmp_path)
+    corpus, config = open_corpus(tmp_path / "data"), resumed.model.config
+    torch.manual_seed(0)
+    whole = example["Training"](corpus, config)
+    lightning.Trainer(max_epochs=2, **example["QUIET"]).fit(whole)
+    assert int(whole.memory.seen.max()) == 2 * example["STEPS"] * config.segment_length
+    for one, other in (
+        (resumed.model.state_dict(), whole.model.state_dict()),
+        (resumed.memory.state_dict(), whole.memory.state_dict()),
+    ):
+        assert all(torch.equal(one[name], value) for name, value in other.items())
+    assert resumed.lanes.state_dict() == whole.lanes.state_dict()

@@ -32,7 +32,7 @@ from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import beginnings, evaluate
 from compressive_transformer.experiment.plan import Run, read_plan
 from compressive_transformer.experiment.report import summarise
-from compressive_transformer.experiment.running import RESULT, finish, result_of, steps_done
+from compressive_transformer.experiment.running import RESULT, check_same, finish, result_of, steps_done
 from compressive_transformer.experiment.watching import Watch
 from compressive_transformer.experiment.workers import alone_in
 from compressive_transformer.model import CompressiveTransformer, with_lengths
@@ -411,6 +411,24 @@ def test_a_run_never_stands_for_one_of_other_settings(
         with pytest.raises(CompressiveError, match=message):
             run_experiment(plan_with(**changes), corpus, copied)
         assert tree(copied) == before
+
+
+def test_a_run_of_an_earlier_version_counts_with_newer_settings_at_their_defaults(corpus: Corpus, copied: Path) -> None:
+    runs = runs_of(PLAN, corpus)
+    files = [file for run in runs for file in (copied / run.path / RESULT, *(copied / run.path).rglob("state.json"))]
+    assert len(files) == 8
+    for file in files:
+        table = json.loads(file.read_text(encoding="utf-8"))
+        del table["train"]["optimiser"], table["model"]["compression_heads"]
+        file.write_text(json.dumps(table), encoding="utf-8")
+    for interrupted in (False, True):
+        for run in runs:
+            if interrupted:
+                (copied / run.path / RESULT).unlink()
+            check_same(run, corpus, copied)
+    changed = runs_of(plan_with(train={**TRAIN, "optimiser": "muon"}), corpus)
+    with pytest.raises(CompressiveError, match=r"train\.optimiser was 'adamw' when"):
+        check_same(changed[0], corpus, copied)
 
 
 def test_a_run_never_stands_for_one_on_another_corpus(copied: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,12 +179,78 @@ def test_a_compression_function_without_parameters_needs_no_group() -> None:
     assert len(Optimiser(model, TrainConfig()).adam.param_groups) == 2
 
 
+# --- Muon ---
+
+
+def test_muon_takes_the_matrices_of_attention_and_feed_forward_networks_and_adamw_all_else() -> None:
+    model = tiny_model(compression_loss="auto-encoding", compressed_position="unit")
+    optimiser = Optimiser(model, TrainConfig(optimiser="muon"))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    muon, adam = (
+        {names[p] for group in optimiser.optimisers[kind].param_groups for p in group["params"]}
+        for kind in ("muon", "adam")
+    )
+    parts = ("query", "key_value", "output", "position", "compressed_position")
+    assert muon == {
+        f"blocks.{layer}.{part}.weight"
+        for layer in range(2)
+        for part in (*(f"attention.{name}" for name in parts), "feed_forward.0", "feed_forward.2")
+    }
+    assert adam == set(names.values()) - muon
+    assert {"embedding.weight", "blocks.0.compression.weight", "blocks.0.compression_decoder.weight"} <= adam
+    assert set(Optimiser(model, TrainConfig()).optimisers) == {"adam"}
+
+
+def test_an_update_with_muon_is_that_of_both_optimisers_called_by_hand() -> None:
+    model, other = tiny_model(), tiny_model()
+    config = TrainConfig(
+        optimiser="muon", steps=9, warmup=0, learning_rate=1e-2, weight_decay=0.1, clip=1e9, compression_clip=1e9
+    )
+    optimiser, named = Optimiser(model, config), dict(other.named_parameters())
+    hidden = [
+        p
+        for name, p in named.items()
+        if p.ndim == 2 and ("attention." in name or "feed_forward." in name) and not name.endswith("_bias")
+    ]
+    own = [p for name, p in named.items() if ".compression." in name]
+    vectors = [p for name, p in named.items() if p.ndim == 1 or name.endswith("_bias")]
+    by_hand = [
+        torch.optim.Muon(hidden, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([named["embedding.weight"]], betas=(0.9, 0.98), weight_decay=0.1),
+        torch.optim.AdamW(vectors, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW(own, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+    for step in (1, 2):
+        give_gradients(model, seed=step)
+        give_gradients(other, seed=step)
+        optimiser.step(step)
+        for at, one in enumerate(by_hand):
+            for group in one.param_groups:
+                group["lr"] = scheduled(config, step, config.compression_learning_rate if at == 3 else 1e-2)
+            one.step()
+    for (name, one), expected in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("setting", ["learning_rate", "clip", "weight_decay"])
+def test_under_muon_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(setting: str) -> None:
+    plain, network, own = tiny_model(), tiny_model(), tiny_model()
+    updated(plain, optimiser="muon")
+    updated(network, optimiser="muon", **{setting: 0.05})
+    updated(own, optimiser="muon", **{f"compression_{setting}": 0.05})
+    for changed, half in ((network, 0), (own, 1)):
+        assert not all(same(halves(changed)[half], halves(plain)[half]))
+        assert all(same(halves(changed)[1 - half], halves(plain)[1 - half]))
+
+
 # --- state ---
 
 
-def test_an_optimiser_goes_on_from_its_tensors_to_the_bit() -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_an_optimiser_goes_on_from_its_tensors_to_the_bit(kind: Any) -> None:
     model, other = tiny_model(), tiny_model()
-    optimiser = Optimiser(model, CONFIG)
+    config = replace(CONFIG, optimiser=kind)
+    optimiser = Optimiser(model, config)
     for step in (1, 2):
         give_gradients(model, seed=step)
         optimiser.step(step)
@@ -191,7 +258,7 @@ def test_an_optimiser_goes_on_from_its_tensors_to_the_bit() -> None:
     tensors = {**optimiser.state(), **optimiser.gradients()}
     copied = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     other.load_state_dict(model.state_dict())
-    restored = Optimiser(other, CONFIG)
+    restored = Optimiser(other, config)
     restored.restore(copied)
     for step in (3, 4):
         assert optimiser.step(step) == restored.step(step)

@@ -52,7 +52,9 @@ ORDER = [
     "live",
     "optimiser",
     "window",
+    "trackers",
     "progress",
+    "reports",
     "train",
     "hf",
     "harness",
@@ -152,8 +154,8 @@ def test_the_public_names_are_exactly_those_of_all() -> None:
 def test_importing_the_package_waits_for_no_library_that_only_some_of_it_needs() -> None:
     code = "import sys, compressive_transformer; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    optional = {"datasets", "lm_eval", "matplotlib", "pyarrow", "sentencepiece", "tensorboard", "transformers"}
-    assert not (optional | {"rich", "tokenizers", "tyro"}) & set(loaded.stdout.split())
+    optional = {"datasets", "lm_eval", "matplotlib", "pyarrow", "sentencepiece", "tensorboard", "trackio"}
+    assert not (optional | {"rich", "tokenizers", "transformers", "tyro", "wandb"}) & set(loaded.stdout.split())
 
 
 def test_no_machine_path_or_registry_host_is_written_into_the_project() -> None:

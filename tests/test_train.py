@@ -175,6 +175,32 @@ def test_a_damaged_checkpoint_is_named_in_one_line(corpus: Corpus, tmp_path: Pat
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_of_an_earlier_version_goes_on_with_new_settings_at_their_defaults(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    tiny_run(corpus, tmp_path / "run", stop_at=1)
+    path = tmp_path / "run/resume/step-000000001/state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("optimiser", "gradient_checkpointing", "compile"):
+        del state["train"][name]
+    del state["model"]["compression_heads"]
+    path.write_text(json.dumps(state), encoding="utf-8")
+    with pytest.raises(CompressiveError, match=r"train\.optimiser was 'adamw' and is 'muon' now"):
+        tiny_run(corpus, tmp_path / "run", resume=True, optimiser="muon")
+    tiny_run(corpus, tmp_path / "run", resume=True, stop_at=2)
+    tiny_run(corpus, tmp_path / "whole", stop_at=2)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_with_muon_goes_on_to_the_bit(corpus: Corpus, tmp_path: Path) -> None:
+    start = dict(tiny_model().named_parameters())
+    whole = tiny_run(corpus, tmp_path / "whole", optimiser="muon", stop_at=7)
+    tiny_run(corpus, tmp_path / "parts", optimiser="muon", stop_at=4)
+    tiny_run(corpus, tmp_path / "parts", optimiser="muon", resume=True, stop_at=7)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert all(parameter.ne(start[name]).any() for name, parameter in whole.named_parameters())
+
+
 # --- what does not change the result ---
 
 
@@ -460,15 +486,6 @@ def test_lanes_that_processes_and_parts_cannot_share_are_refused(
     processes = Processes(rank=0, world=3, device=torch.device("cpu"))
     with pytest.raises(CompressiveError, match=r"batch \(4\) must be a multiple of 6, the number of processes"):
         Trainer(tiny_model(), corpus, TrainConfig(batch=4, accumulation=2), tmp_path / "run", processes)
-
-
-def test_tensorboard_that_is_not_installed_is_found_before_anything_is_written(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("compressive_transformer.progress.find_spec", lambda name: None)
-    with pytest.raises(CompressiveError, match=r"pip install 'compressive-transformer\[tensorboard\]'"):
-        train(tiny_model(), corpus, TrainConfig(**TRAINING), tmp_path / "run", tensorboard=True)
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_exists_is_never_overwritten(corpus: Corpus, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .attention import Projected, build_attention
 from .compression import Decoder, attention_reconstruction, auto_encoding, build_compression, matched, mean_and_relative
@@ -56,6 +59,11 @@ class Tiers:
 class Block(nn.Module):
     """Attention, feed-forward network and compression function of one layer."""
 
+    gradient_checkpointing = False
+    """Whether backward computes again what `forward` would keep for it; random numbers are drawn alike."""
+    compiled = False
+    """Whether `read` goes through torch.compile where there is gradient."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
@@ -101,20 +109,45 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor, tiers: Tiers, chunk: Chunk) -> tuple[Tensor, Tiers]:
         """The next layer's input `[batch, chunk, d_model]`, and the layer's memory after the chunk."""
+        if self.gradient_checkpointing and torch.is_grad_enabled():
+            # The reentrant form would lose the gradient of the compression loss, which lies inside of a dataclass.
+            result: tuple[Tensor, Tiers] = checkpoint(self._read_and_commit, hidden, tiers, chunk, use_reentrant=False)
+            return result
+        return self._read_and_commit(hidden, tiers, chunk)
+
+    def _read_and_commit(self, hidden: Tensor, tiers: Tiers, chunk: Chunk) -> tuple[Tensor, Tiers]:
         states = self.attention_norm(hidden) if self.pre_norm else hidden
         segment = place_segment(chunk.layout, tiers.pending, states, before=chunk.before, after=chunk.after)
-        projected = self.attention.project(states, torch.cat([tiers.compressed, tiers.recent], dim=1), segment)
         received = Received(chunk.after - chunk.before) if self.uses_usage else None
-        attended = hidden + self.dropout(self.attention(projected, chunk.positions, received))
+        read = _compiled_read() if self.compiled and torch.is_grad_enabled() else Block.read
+        slots = (torch.cat([tiers.compressed, tiers.recent], dim=1), segment)
+        hidden, projected = read(self, hidden, states, slots, chunk.positions, received)
+        if received is not None:
+            sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
+            tiers = replace(tiers, usage=sums)
+        return hidden, self.commit(tiers, segment.detach(), projected, chunk)
+
+    def read(
+        self,
+        hidden: Tensor,
+        states: Tensor,
+        slots: tuple[Tensor, Tensor],
+        positions: Positions,
+        received: Received | None,
+    ) -> tuple[Tensor, Projected]:
+        """The next layer's input `[batch, chunk, d_model]`, and what attention made of memory and segment.
+
+        `states` are what attention reads of `hidden`, both `[batch, chunk, d_model]`; `slots` are memory and segment.
+        Tensors alone decide what it does: it is one graph.
+        """
+        projected = self.attention.project(states, *slots)
+        attended = hidden + self.dropout(self.attention(projected, positions, received))
         if self.pre_norm:
             hidden = attended + self.dropout(self.feed_forward(self.feed_forward_norm(attended)))
         else:
             attended = self.attention_norm(attended)
             hidden = self.feed_forward_norm(attended + self.dropout(self.feed_forward(attended)))
-        if received is not None:
-            sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
-            tiers = replace(tiers, usage=sums)
-        return hidden, self.commit(tiers, segment.detach(), projected, chunk)
+        return hidden, projected
 
     def commit(self, tiers: Tiers, segment: Tensor, projected: Projected | None, chunk: Chunk) -> Tiers:
         """The layer's memory after the chunk; lanes whose segment is incomplete only gain pending states.
@@ -170,3 +203,9 @@ class Block(nn.Module):
         evicted = evicted_groups(layout, slots, chunk.after, counts).flatten(1, 2)
         pair = (attention.content_keys_values(evicted), attention.frozen_keys_values(new))
         return mean_and_relative(*attention_reconstruction(queries, *pair, counts=counts))
+
+
+@cache
+def _compiled_read() -> Callable[..., tuple[Tensor, Projected]]:
+    """`Block.read` compiled, one function for all blocks: those of equal sizes share what was compiled."""
+    return torch.compile(Block.read)

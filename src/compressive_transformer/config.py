@@ -175,6 +175,8 @@ class TrainConfig:
     """Largest norm of the network's gradient ("crucial", App. B)."""
     weight_decay: float = 0.01
     """Decoupled weight decay of the network's matrices."""
+    optimiser: Literal["adamw", "muon"] = "adamw"
+    """What updates the matrices of attention and feed-forward networks; all else, f_c too, is always AdamW's."""
     compression_learning_rate: float = 3e-5
     """Highest learning rate of f_c, under the same schedule."""
     compression_clip: float = 1.0
@@ -189,6 +191,10 @@ class TrainConfig:
     """Step from which `late_update_period` holds; 0 for never."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward passes; bf16 is automatic mixed precision."""
+    gradient_checkpointing: bool = False
+    """Whether backward computes again what a block would keep for it: less activation memory, more time."""
+    compile: bool = False
+    """Whether the tensor work of blocks goes through torch.compile in training; of one shape, it is compiled once."""
     seed: int = 0
     """Decides initial weights, order of documents, dropout and samples."""
     log_every: int = 10
@@ -210,16 +216,9 @@ class TrainConfig:
         check_range(self, (*counts, "log_every", "sample_tokens", "checkpoint_every"), low=1)
         check_range(self, ("bptt_segments",), low=2)
         rates = ("learning_rate_edge", "weight_decay", "compression_learning_rate")
-        intervals = (
-            "longest_document",
-            "warmup",
-            "late_update_step",
-            "validate_every",
-            "validation_tokens",
-            "sample_every",
-            "seed",
-        )
+        intervals = ("warmup", "late_update_step", "validate_every", "sample_every")
         check_range(self, (*rates, *intervals, "compression_weight_decay"), low=0)
+        check_range(self, ("longest_document", "validation_tokens", "seed"), low=0)
         for name in ("learning_rate", "clip", "compression_clip"):
             if not getattr(self, name) > 0:
                 raise CompressiveError(f"{name} ({getattr(self, name)}) must be more than 0")

@@ -28,7 +28,9 @@ class Update:
 class Optimiser:
     """AdamW for the network and for f_c, with a clip, a weight decay and a learning rate for each.
 
-    One clip over both would let the compression loss change the network's update.
+    One clip over both would let the compression loss change the network's update. With `optimiser = "muon"` the
+    matrices of attention and of feed-forward networks are Muon's, whose steps have the size of AdamW's, so that the
+    learning rate and the decay are the same.
     """
 
     def __init__(self, model: CompressiveTransformer, config: TrainConfig) -> None:
@@ -41,13 +43,20 @@ class Optimiser:
         self.network = [p for p in model.parameters() if p not in own]
         # Matrices decay; gains, biases and the biases u and v of attention (one row a head) do not.
         decays = {p: p.ndim > 1 and not name.endswith("_bias") for name, p in model.named_parameters()}
+        hidden = [p for p in self.network if config.optimiser == "muon" and decays[p] and is_hidden(self.names[p])]
+        others = [p for p in self.network if p not in set(hidden)]
         groups = [
-            {"params": [p for p in self.network if decays[p]], "weight_decay": config.weight_decay},
-            {"params": [p for p in self.network if not decays[p]], "weight_decay": 0.0},
+            {"params": [p for p in others if decays[p]], "weight_decay": config.weight_decay},
+            {"params": [p for p in others if not decays[p]], "weight_decay": 0.0},
             {"params": self.compression, "weight_decay": config.compression_weight_decay},
         ]
         groups = [group for group in groups if group["params"]]
         self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=True)
+        self.optimisers: dict[str, torch.optim.Optimizer] = {"adam": self.adam}
+        if hidden:
+            self.optimisers["muon"] = torch.optim.Muon(
+                hidden, lr=0.0, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
 
     def step(self, step: int) -> Update:
         """Update all parameters with the rates of `step`, then forget the gradients."""
@@ -56,17 +65,19 @@ class Optimiser:
         rate = scheduled(self.config, step, self.config.learning_rate)
         compression_rate = scheduled(self.config, step, self.config.compression_learning_rate)
         own = set(self.compression)
-        for group in self.adam.param_groups:
-            group["lr"] = compression_rate if group["params"][0] in own else rate
-        self.adam.step()
-        self.adam.zero_grad()
+        for optimiser in self.optimisers.values():
+            for group in optimiser.param_groups:
+                group["lr"] = compression_rate if group["params"][0] in own else rate
+            optimiser.step()
+            optimiser.zero_grad()
         return Update(rate, norm, compression_norm)
 
     def state(self) -> dict[str, Tensor]:
-        """Named tensors of AdamW, the same in each process; `restore` continues from them and `gradients`."""
+        """Named tensors of the optimisers, the same in each process; `restore` goes on from them and `gradients`."""
         return {
-            f"adam.{key}.{self.names[parameter]}": value
-            for parameter, values in self.adam.state.items()
+            f"{kind}.{key}.{self.names[parameter]}": value
+            for kind, optimiser in self.optimisers.items()
+            for parameter, values in optimiser.state.items()
             for key, value in values.items()
         }
 
@@ -83,10 +94,15 @@ class Optimiser:
             kind, _, rest = name.partition(".")
             if kind == "gradient":
                 parameters[rest].grad = value.to(parameters[rest].device)
-            elif kind == "adam":
+            elif kind in self.optimisers:
                 key, _, target = rest.partition(".")
                 parameter = parameters[target]
-                self.adam.state[parameter][key] = value.to(parameter.device)
+                self.optimisers[kind].state[parameter][key] = value.to(parameter.device)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a parameter of the network, by its name, belongs to attention or to a feed-forward network."""
+    return ".attention." in name or ".feed_forward." in name
 
 
 def scheduled(config: TrainConfig, step: int, highest: float) -> float:

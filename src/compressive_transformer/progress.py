@@ -1,11 +1,10 @@
-"""What a training run tells: a line of JSON for machines, a progress bar for people, TensorBoard if wanted."""
+"""What a training run tells: a line of JSON for machines, a progress bar for people, numbers for a tracker."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +15,7 @@ from torch import Tensor
 from .errors import CompressiveError
 from .files import whole_file
 from .processes import Processes
+from .trackers import Tracker
 from .window import Read
 
 
@@ -56,7 +56,7 @@ class Sums:
 class Progress:
     """Writes log.jsonl in the run's folder, and shows a bar on a terminal or lines elsewhere, on stderr."""
 
-    def __init__(self, out: Path, last: int, *, step: int, tensorboard: bool) -> None:
+    def __init__(self, out: Path, last: int, *, step: int, tracker: Tracker | None) -> None:
         # Only who trains waits for this import.
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -64,7 +64,7 @@ class Progress:
 
         self.file = (out / "log.jsonl").open("a", encoding="utf-8")
         self.last = last
-        self.board = _board(out) if tensorboard else None
+        self.tracker = tracker
         self.console = Console(stderr=True)
         columns = (
             BarColumn(),
@@ -86,12 +86,18 @@ class Progress:
     ) -> None:
         self.bar.stop()
         self.file.close()
-        if self.board is not None:
-            self.board.close()
+        if self.tracker is not None:
+            self.tracker.close()
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Add a line to the log and show what it says."""
-        self.file.write(_line(entry))
+        """Add a line to the log and show what it says. Raises CompressiveError where JSON has no form for it."""
+        try:
+            line = _line(entry)
+        except (TypeError, ValueError) as error:
+            raise CompressiveError(
+                f"an entry of the log must hold plain values only, such as float, str or list: {error}"
+            ) from None
+        self.file.write(line)
         self.file.flush()
         text = _summary(entry)
         if "loss" in entry and self.console.is_terminal:
@@ -99,9 +105,8 @@ class Progress:
         else:
             line = f"step {entry['step']}/{self.last}  {text}"
             self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        if self.board is not None:
-            for name, value in _scalars(entry):
-                self.board.add_scalar(name, value, entry["step"])
+        if self.tracker is not None and (numbers := _numbers(entry)):
+            self.tracker.log(numbers, entry["step"])
 
 
 def cut_log(path: Path, step: int) -> None:
@@ -145,23 +150,15 @@ def _summary(entry: dict[str, Any]) -> str:
     return f"{text}  {entry['tokens_per_second']:,.0f} tokens/s"
 
 
-def _scalars(entry: dict[str, Any]) -> list[tuple[str, float]]:
-    prefix = "validation/" if "validation" in entry else "train/"
-    values = entry.get("validation", entry)
-    return [
-        (prefix + name, value)
+def _numbers(entry: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers of an entry under the names that a tracker groups; one a layer becomes one a name."""
+    kind = next((kind for kind in ("validation", "sample") if kind in entry), "train")
+    values = {**entry, **entry.get("validation", {})}
+    for name, value in entry.items():
+        if isinstance(value, list):
+            values.update({f"{name}/{place}": one for place, one in enumerate(value)})
+    return {
+        f"{kind}/{name}": value
         for name, value in values.items()
         if isinstance(value, int | float) and name != "step" and math.isfinite(value)
-    ]
-
-
-def require_tensorboard() -> None:
-    """Raise CompressiveError where the package of TensorBoard is missing."""
-    if find_spec("tensorboard") is None:
-        raise CompressiveError("TensorBoard is not installed; pip install 'compressive-transformer[tensorboard]'")
-
-
-def _board(out: Path) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(out / "tensorboard"))
+    }

@@ -81,3 +81,10 @@ def as_table(config: Any) -> dict[str, Any]:
     """The fields of a config, a dataclass, as plain values, ready for JSON; `from_mapping` reads them back."""
     fields = dataclasses.asdict(config)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+def with_defaults(config: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier version stored of such a config, a dataclass; fields that are newer are at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    return {**{name: value for name, value in plain.items() if value is not dataclasses.MISSING}, **stored}

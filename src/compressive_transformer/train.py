@@ -6,15 +6,16 @@ torchrun --nproc-per-node 2 -m compressive_transformer.cli train CONFIG DATA RUN
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from .blocks import Block
 from .checkpoint import ResumePoint, save
 from .config import TrainConfig, check_range, check_types
 from .corpus import Corpus
@@ -25,9 +26,11 @@ from .memory import Memory
 from .model import CompressiveTransformer
 from .optimiser import Optimiser, Update, update_period
 from .processes import Processes, joined
-from .progress import Progress, Sums, cut_log, require_tensorboard
-from .settings import as_table
+from .progress import Progress, Sums, cut_log
+from .reports import Callback, Reports
+from .settings import as_table, with_defaults
 from .stream import Stream
+from .trackers import TrackerName, open_tracker, require_tracker
 from .window import Window, lane_parts
 
 
@@ -57,7 +60,8 @@ def train(
     *,
     resume: bool = False,
     stop_at: int | None = None,
-    tensorboard: bool = False,
+    tracker: TrackerName | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train `model` on `corpus.train` and write the run to the folder `out`; `load` reads it.
 
@@ -65,16 +69,21 @@ def train(
     where its last checkpoint stands, parameters, optimiser, memory, data position and random state included.
     `stop_at` ends this call early, with a checkpoint, at that step. The model moves to the device of its process.
 
+    `tracker` names what shows the numbers of the log: "tensorboard", "trackio" or "wandb". Each of the `callbacks` is
+    called with each entry of the log, a dict to which it may add values before it is written, and with the model; one
+    that returns True ends this call, as `stop_at` does. All this happens in the leading process only.
+
     Raises CompressiveError, before anything is written, where config, model, corpus and folder do not fit.
     """
     if stop_at is not None and stop_at < 1:
         raise CompressiveError(f"stop_at ({stop_at}) must be 1 or more")
-    if tensorboard:
-        require_tensorboard()
+    require_tracker(tracker)
     with joined() as processes:
         trainer = Trainer(model, corpus, config, Path(out), processes)
         trainer.begin(resume=resume)
-        trainer.run(config.steps if stop_at is None else min(stop_at, config.steps), tensorboard=tensorboard)
+        last = config.steps if stop_at is None else min(stop_at, config.steps)
+        with trainer.progress(last, tracker) if processes.leads else nullcontext() as progress:
+            trainer.run(last, Reports(model, processes, progress, callbacks))
 
 
 class Trainer:
@@ -92,6 +101,8 @@ class Trainer:
         self.config, self.corpus, self.out, self.processes = config, corpus, out, processes
         self.counters = Counters()
         self.model = model.to(processes.device).train()
+        for block in cast(Iterable[Block], self.model.blocks):
+            block.gradient_checkpointing, block.compiled = config.gradient_checkpointing, config.compile
         # A step whose lanes all read short documents compresses nothing, so f_c may get no gradient.
         parallel, window = nn.parallel.DistributedDataParallel, Window(model, config.precision)
         self.window = parallel(window, find_unused_parameters=True) if processes.world > 1 else window
@@ -125,37 +136,29 @@ class Trainer:
             self.out.mkdir(parents=True, exist_ok=True)
             cut_log(self.out / "log.jsonl", self.counters.step)
 
-    def run(self, last: int, *, tensorboard: bool) -> None:
+    def progress(self, last: int, tracker: TrackerName | None) -> Progress:
+        """What the leading process writes to, up to step `last`."""
+        step, settings = self.counters.step, {name: self._identity()[name] for name in ("model", "train")}
+        opened = open_tracker(tracker, self.out, settings, step=step) if tracker else None
+        return Progress(self.out, last, step=step, tracker=opened)
+
+    def run(self, last: int, reports: Reports) -> None:
         """Train up to and with step `last`, validating, sampling and writing checkpoints on the way."""
-        config = self.config
-        log = self._progress(last, tensorboard) if self.processes.leads else None
-        with log or nullcontext():
-            sums, update = Sums(), None
-            while self.counters.step < last:
-                update = self.step([next(self.lanes) for _ in range(self.segments)], sums) or update
-                step, final = self.counters.step, self.counters.step == last
-                if step % config.log_every == 0 or final:
-                    entry = sums.entry(self.processes)
-                    if log:
-                        log.write(
-                            {
-                                "step": step,
-                                "tokens": self.counters.tokens,
-                                **entry,
-                                **(update.table() if update else {}),
-                            }
-                        )
-                    sums, update = Sums(), None
-                if config.validate_every and (step % config.validate_every == 0 or step == config.steps):
-                    result = self.validate()
-                    if log:
-                        log.write({"step": step, "validation": result.total.table()})
-                if config.sample_every and (step % config.sample_every == 0 or step == config.steps):
-                    sample = self.sample()
-                    if log:
-                        log.write({"step": step, "sample": sample})
-                if step % config.checkpoint_every == 0 or final:
-                    self.checkpoint()
+        config, sums, update = self.config, Sums(), None
+        while self.counters.step < last and not reports.stopped:
+            update = self.step([next(self.lanes) for _ in range(self.segments)], sums) or update
+            step = self.counters.step
+            if step % config.log_every == 0 or step == last:
+                reports.write(self._entry(sums, update))
+                sums, update = Sums(), None
+            if config.validate_every and (step % config.validate_every == 0 or step == config.steps):
+                reports.write({"step": step, "validation": self.validate().total.table()})
+            if config.sample_every and (step % config.sample_every == 0 or step == config.steps):
+                reports.write({"step": step, "sample": self.sample()})
+            if reports.stopped and sums.steps:  # they would be missing from the log
+                reports.write(self._entry(sums, update))
+            if step % config.checkpoint_every == 0 or step == last or reports.stopped:
+                self.checkpoint()
 
     def step(self, segments: Sequence[Segment], sums: Sums) -> Update | None:
         """The next segments of each lane: forward, backward and, where its period ends, an update."""
@@ -217,8 +220,10 @@ class Trainer:
         shared = {**parameters, **self.optimiser.state()}
         ResumePoint.write(self.out, self.counters.step, self.processes, shared=shared, own=own, state=state)
 
-    def _progress(self, last: int, tensorboard: bool) -> Progress:
-        return Progress(self.out, last, step=self.counters.step, tensorboard=tensorboard)
+    def _entry(self, sums: Sums, update: Update | None) -> dict[str, Any]:
+        """A line of the log on the steps that `sums` holds."""
+        counters, rates = self.counters, update.table() if update else {}
+        return {"step": counters.step, "tokens": counters.tokens, **sums.entry(self.processes), **rates}
 
     def _gathering(self, synchronised: bool) -> Any:
         if isinstance(self.window, nn.parallel.DistributedDataParallel) and not synchronised:
@@ -243,6 +248,9 @@ class Trainer:
 
     def _restore(self, point: ResumePoint) -> None:
         state = point.state()
+        for part, config in (("model", self.model.config), ("train", self.config)):
+            if isinstance(state.get(part), dict):
+                state[part] = with_defaults(config, state[part])
         for part, now in self._identity().items():
             _compare(point.folder, part, state.get(part), now)
         shared, own = point.shared(), point.process(self.processes.rank)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from ..config import ModelConfig
 from ..positions import Grid, RelativePositions
 from .base import Attention, Observer, Projected, tell_weights
-from .headwise import HeadwiseAttention, shifted
+from .headwise import HeadwiseAttention
 
 
 class RelativeAttention(Attention):
@@ -100,7 +100,7 @@ def masked_attention(
     for queries, rows, slots in grids:
         rows = rows.expand(-1, queries.shape[1], -1, -1, -1)
         scores = torch.einsum("gbahd,gbmhd->hgbam", queries, rows).contiguous()
-        view = shifted(scores, slots)  # [head, step, batch, a, slot]
+        view = _shifted(scores, slots)  # [head, step, batch, a, slot]
         blocks.append(view.permute(2, 0, 3, 1, 4).flatten(2, 3))
     bias = torch.cat(blocks, dim=-1) + mask[:, None]
     content, keys, values = (states.transpose(1, 2) for states in (content, keys, values))
@@ -108,3 +108,14 @@ def masked_attention(
         tell_weights(observe, content, keys, bias)
     mixed = functional.scaled_dot_product_attention(content, keys, values, attn_mask=bias, scale=1.0)
     return mixed.transpose(1, 2)
+
+
+def _shifted(scores: Tensor, slots: int) -> Tensor:
+    """What `headwise.shifted` gives, by slices and reshapes alone, which torch.compile can follow."""
+    queries, width = scores.shape[-2:]
+    if queries == 1:  # then there may be no more rows than slots
+        return scores[..., :slots]
+    begin = queries - 1
+    rows = scores.flatten(-2)[..., begin : begin + queries * (width - 1)]
+    view: Tensor = rows.unflatten(-1, (queries, width - 1))[..., :slots]
+    return view

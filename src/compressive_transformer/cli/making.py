@@ -15,6 +15,7 @@ from ..corpus import prepare as prepare_corpus
 from ..demo import run_demo
 from ..model import CompressiveTransformer
 from ..settings import from_mapping, read_settings
+from ..trackers import TrackerName
 from ..train import train as train_model
 from .terminal import say
 
@@ -79,7 +80,7 @@ def train(
     settings: Annotated[UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="SECTION.FIELD=VALUE")],
     resume: bool = False,
     stop_at: int | None = None,
-    tensorboard: bool = False,
+    tracker: TrackerName | None = None,
 ) -> None:
     """Train a model on a corpus.
 
@@ -94,7 +95,7 @@ def train(
         settings: Override a field of the config, for example --set model.compression=mean; may be repeated.
         resume: Go on exactly where the run's last checkpoint stands.
         stop_at: End at this step, with a checkpoint to resume from.
-        tensorboard: Write TensorBoard files too (extra `tensorboard`).
+        tracker: Show the run in tensorboard, trackio or wandb too; each is an extra of that name.
     """
     corpus = open_corpus(data)
     tables = read_settings(config, settings)
@@ -103,7 +104,7 @@ def train(
     model_config = from_mapping(ModelConfig, tables["model"], "model")
     torch.manual_seed(train_config.seed)
     model = CompressiveTransformer(model_config)
-    train_model(model, corpus, train_config, run, resume=resume, stop_at=stop_at, tensorboard=tensorboard)
+    train_model(model, corpus, train_config, run, resume=resume, stop_at=stop_at, tracker=tracker)
     say(f"the run is in {run}; try: compressive evaluate {run} {data}")
 
 

@@ -20,6 +20,7 @@ from ..corpus import Corpus
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer, with_lengths
 from ..progress import read_log
+from ..settings import with_defaults
 from ..train import train
 from .plan import Run
 from .tasks import TASKS
@@ -82,8 +83,9 @@ def check_same(run: Run, corpus: Corpus, out: Path) -> None:
         raise CompressiveError(
             f"{folder}: {run.name} ran on another corpus than {corpus.path}; give that one, or choose another folder"
         )
+    configs = {"model": run.setting.model, "train": run.train, "evaluate": run.setting.evaluate}
     for part, now in run.tables().items():
-        before = stored.get(part, now)
+        before = with_defaults(configs[part], stored.get(part, now))
         for name in {**now, **before}:
             if before.get(name) != now.get(name):
                 raise CompressiveError(

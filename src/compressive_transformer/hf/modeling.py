@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -199,11 +198,8 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
             raise CompressiveError("use_reentrant must be False: the other form loses the gradient of compression")
         for number, block in enumerate(self.model.blocks):
-            block.__dict__.pop("forward", None)
             chosen: Any = enable and number % every_n_layers == 0
             block.gradient_checkpointing = chosen
-            if chosen:
-                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
     def _advance(
         self, tokens: Tensor, mask: Tensor | None, cache: CompressiveTransformerCache, keep: int, decode: bool

@@ -1,0 +1,79 @@
+"""Training with Lightning: memory goes from batch to batch and is in the checkpoint, so that a run goes on exactly.
+
+pip install lightning
+python examples/lightning_loop.py runs/lightning
+"""
+
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+import compressive_transformer as ct
+
+STEPS, BATCH, CLIP = 10, 4, 1.0
+QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+
+
+class Training(lightning.LightningModule):
+    """A model, its memory, and the lanes that it reads."""
+
+    def __init__(self, corpus: ct.Corpus, config: ct.ModelConfig) -> None:
+        super().__init__()
+        self.model = ct.CompressiveTransformer(config)
+        self.lanes = ct.lanes(corpus.train, batch=BATCH, length=config.segment_length, seed=0, endless=True)
+        self.memory = self.model.empty_memory(BATCH)
+
+    def train_dataloader(self) -> Any:
+        """Numbers of steps: Lightning fetches a batch ahead, lanes must stay in step with memory."""
+        return range(STEPS)
+
+    def training_step(self, number: int) -> torch.Tensor:
+        """The losses of the next segment of each lane."""
+        segment = next(self.lanes)
+        memory = self.memory.to(self.device).reset(segment.starts)
+        output = self.model(segment.tokens.to(self.device), memory, segment.lengths)
+        self.memory = output.memory  # outside of any graph, so that backward never reaches the batch before
+        return ct.next_token_loss(output.logits, segment.targets.to(self.device)) + output.compression_loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """A group for the network and one for the compression functions, since each learns from a loss of its own."""
+        own = [p for name, p in self.model.named_parameters() if ".compression." in name]
+        network = [p for name, p in self.model.named_parameters() if ".compression." not in name]
+        return torch.optim.AdamW([{"params": network, "lr": 3e-3}, {"params": own, "lr": 3e-4}])
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+        """A clip for each group: one over both would let each loss change the other's step."""
+        for group in optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], CLIP)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Memory and the position of the lanes belong to what `on_load_checkpoint` goes on from."""
+        checkpoint.update(memory=self.memory.state_dict(), lanes=self.lanes.state_dict())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.memory = ct.Memory.from_state_dict(checkpoint["memory"])
+        self.lanes.load_state_dict(checkpoint["lanes"])
+
+
+def main(out: Path) -> Training:
+    """Prepare the corpus `out`/data, train for an epoch, stop, go on for another one and save the model."""
+    with as_file(files("compressive_transformer") / "sample") as sample:
+        corpus = ct.prepare(sample, out / "data")
+    lengths = {"segment_length": 32, "memory_length": 32, "compressed_length": 32, "compression_rate": 4}
+    config = ct.ModelConfig(vocab_size=corpus.vocab_size, d_model=32, n_layers=2, n_heads=2, **lengths)
+    torch.manual_seed(0)
+    first = lightning.Trainer(max_epochs=1, **QUIET)
+    first.fit(Training(corpus, config))
+    first.save_checkpoint(out / "epoch.ckpt")
+    training = Training(corpus, config)  # as a new process would make it
+    lightning.Trainer(max_epochs=2, **QUIET).fit(training, ckpt_path=out / "epoch.ckpt")
+    ct.save(out / "run", training.model, corpus.tokenizer)
+    return training
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/lightning"))

@@ -1,0 +1,60 @@
+"""A training loop of your own in plain PyTorch: memory goes from batch to batch, and documents begin with empty memory.
+
+python examples/plain_loop.py runs/plain
+"""
+
+import sys
+from importlib.resources import as_file, files
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+import compressive_transformer as ct
+
+STEPS, BATCH, CLIP = 30, 4, 1.0
+
+
+def main(out: Path) -> None:
+    """Prepare the corpus `out`/data, train a small model on it and save it as `out`/run."""
+    with as_file(files("compressive_transformer") / "sample") as sample:
+        corpus = ct.prepare(sample, out / "data")
+    torch.manual_seed(0)
+    config = ct.ModelConfig(
+        vocab_size=corpus.vocab_size,
+        d_model=32,
+        n_layers=2,
+        n_heads=2,
+        segment_length=32,
+        memory_length=32,
+        compressed_length=32,
+        compression_rate=4,
+    )
+    model = ct.CompressiveTransformer(config)
+    # The task loss reaches the network only and the compression loss the compression functions only. Each half has an
+    # optimiser group and a clip of its own, or one loss would change the steps of the other after all.
+    compression = [p for name, p in model.named_parameters() if ".compression." in name]
+    network = [p for name, p in model.named_parameters() if ".compression." not in name]
+    optimiser = torch.optim.AdamW([{"params": network, "lr": 3e-3}, {"params": compression, "lr": 3e-4}])
+
+    memory = model.empty_memory(BATCH)
+    segments = ct.lanes(corpus.train, batch=BATCH, length=config.segment_length)
+    for step, segment in enumerate(islice(segments, STEPS), start=1):
+        memory = memory.reset(segment.starts)  # empty in those lanes that begin a document
+        output = model(segment.tokens, memory, segment.lengths)
+        loss = ct.next_token_loss(output.logits, segment.targets)
+        (loss + output.compression_loss).backward()
+        for parameters in (network, compression):
+            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimiser.step()
+        optimiser.zero_grad()
+        memory = output.memory  # outside of any graph, so that backward never reaches the segment before
+        if step % 10 == 0:
+            print(f"step {step}  loss {loss.item():.3f} nats")
+
+    ct.save(out / "run", model.eval(), corpus.tokenizer)
+    print(ct.evaluate(model, ct.beginnings(corpus.test, corpus.tokenizer, 1_000)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/plain"))
