@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,9 @@ from compressive_transformer.model import CompressiveTransformer, next_token_los
 from compressive_transformer.optimiser import Optimiser
 from compressive_transformer.processes import Processes
 from compressive_transformer.progress import cut_log, read_log
+from compressive_transformer.reports import Reports
 from compressive_transformer.train import Trainer, train
+from compressive_transformer.train.signals import StopSignals
 from runs import MODEL, TRAINING, log_of, tiny_model, tiny_run
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -498,3 +501,111 @@ def test_what_exists_is_never_overwritten(corpus: Corpus, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     tiny_run(corpus, tmp_path / "empty", stop_at=1)
     assert (tmp_path / "empty/model.safetensors").is_file()
+
+
+# --- what is not finite, and what stops a run ---
+
+
+def made(corpus: Corpus, out: Path, *, resume: bool = False, **fields: Any) -> Trainer:
+    config = TrainConfig(**{**TRAINING, **fields})
+    trainer = Trainer(tiny_model(), corpus, config, out, Processes(0, 1, torch.device("cpu")))
+    trainer.begin(resume=resume)
+    return trainer
+
+
+def spoil(trainer: Trainer, lane: int) -> None:
+    """Put a number that is none into the memory of a lane."""
+    memory = trainer.memories[0]
+    memory.recent[1][lane, -1, 3] = math.nan
+
+
+def reported(trainer: Trainer) -> tuple[Reports, list[dict[str, Any]]]:
+    entries: list[dict[str, Any]] = []
+    reports = Reports(trainer.model, trainer.processes, None)
+    reports.write = entries.append  # type: ignore[method-assign]
+    return reports, entries
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_its_lane_begins_anew(corpus: Corpus, tmp_path: Path) -> None:
+    trainer = made(corpus, tmp_path / "run")
+    reports, entries = reported(trainer)
+    trainer.run(2, reports, StopSignals())
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    moments = {name: value.clone() for name, value in trainer.optimiser.state().items()}
+    spoil(trainer, 2)
+    trainer.run(3, reports, StopSignals())
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert all(torch.equal(value, moments[name]) for name, value in trainer.optimiser.state().items())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    skipped = next(entry["skipped"] for entry in entries if "skipped" in entry)
+    titles = {document.title for document in corpus.train.documents}
+    assert list(skipped["lanes"]) == ["2"]
+    assert skipped["lanes"]["2"] in titles
+    assert (skipped["gradient_norm"], skipped["count"]) == ("nan", 1)
+    memory = trainer.memories[0]
+    assert memory.seen[2] == 0
+    assert (memory.seen[[0, 1, 3]] > 0).all()
+    assert all(states.isfinite().all() for states in memory.state_dict().values())
+    trainer.run(6, reports, StopSignals())
+    assert not all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert trainer.counters.skipped == 1
+    assert trainer.counters.skipped_in_a_row == 0
+    assert all(math.isfinite(entry["loss"]) for entry in entries if "loss" in entry)
+
+
+def test_too_many_skipped_updates_in_a_row_end_the_run_at_its_last_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
+    trainer = made(corpus, tmp_path / "run", skips_in_a_row=2, late_update_step=0)
+    reports, entries = reported(trainer)
+    trainer.run(3, reports, StopSignals())
+    kept = {path.name for path in (tmp_path / "run" / "resume").iterdir()}
+    hook = trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(
+        CompressiveError, match=r"3 updates in a row were skipped, more than skips_in_a_row \(2\): grad"
+    ):
+        trainer.run(10, reports, StopSignals())
+    hook.remove()
+    assert [entry["step"] for entry in entries if "skipped" in entry] == [4, 5, 6]
+    assert {path.name for path in (tmp_path / "run" / "resume").iterdir()} == kept
+    resumed = made(corpus, tmp_path / "run", resume=True, skips_in_a_row=2, late_update_step=0)
+    resumed.run(10, reported(resumed)[0], StopSignals())
+    assert resumed.counters.skipped == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_step_and_resuming_gives_what_no_signal_gives(
+    corpus: Corpus, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, config = tiny_model(), TrainConfig(**{**TRAINING, "checkpoint_every": 100})
+
+    def kill(entry: dict[str, Any], _: CompressiveTransformer) -> None:
+        if entry["step"] == 4 and "loss" in entry:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 4, with a checkpoint to resume from"):
+        train(model, corpus, config, tmp_path / "run", callbacks=[kill])
+    assert "stopping after this step, with a checkpoint; once more stops at once" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    train(tiny_model(), corpus, config, tmp_path / "run", resume=True)
+    train(tiny_model(), corpus, config, tmp_path / "whole")
+    points = [load_file(tmp_path / name / "resume/step-000000010/training.safetensors") for name in ("run", "whole")]
+    assert all(torch.equal(points[0][name], value) for name, value in points[1].items())
+
+
+def test_a_second_signal_interrupts_at_once() -> None:
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_signals_that_are_ignored_stay_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.received is None
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

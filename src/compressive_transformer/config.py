@@ -195,6 +195,8 @@ class TrainConfig:
     """Whether backward computes again what a block would keep for it: less activation memory, more time."""
     compile: bool = False
     """Whether the tensor work of blocks goes through torch.compile in training; of one shape, it is compiled once."""
+    skips_in_a_row: int = 10
+    """Updates in a row that may be left out because their gradients are not finite; one more ends the run."""
     seed: int = 0
     """Decides initial weights, order of documents, dropout and samples."""
     log_every: int = 10
@@ -218,7 +220,7 @@ class TrainConfig:
         rates = ("learning_rate_edge", "weight_decay", "compression_learning_rate")
         intervals = ("warmup", "late_update_step", "validate_every", "sample_every")
         check_range(self, (*rates, *intervals, "compression_weight_decay"), low=0)
-        check_range(self, ("longest_document", "validation_tokens", "seed"), low=0)
+        check_range(self, ("longest_document", "validation_tokens", "seed", "skips_in_a_row"), low=0)
         for name in ("learning_rate", "clip", "compression_clip"):
             if not getattr(self, name) > 0:
                 raise CompressiveError(f"{name} ({getattr(self, name)}) must be more than 0")

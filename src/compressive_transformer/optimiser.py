@@ -20,8 +20,13 @@ class Update:
     gradient_norm: Tensor
     compression_gradient_norm: Tensor
 
+    @property
+    def finite(self) -> bool:
+        """Whether there was an update at all: gradients that are not finite move nothing. Waits for the device."""
+        return bool(torch.isfinite(self.gradient_norm + self.compression_gradient_norm))
+
     def table(self) -> dict[str, float]:
-        """The same as plain values. Norms stay on the device until then, so that an update waits for nothing."""
+        """The same as plain values."""
         return {name: float(value) for name, value in vars(self).items()}
 
 
@@ -59,18 +64,20 @@ class Optimiser:
             )
 
     def step(self, step: int) -> Update:
-        """Update all parameters with the rates of `step`, then forget the gradients."""
+        """Update all parameters with the rates of `step`, if all gradients are finite; then forget the gradients."""
         norm = nn.utils.clip_grad_norm_(self.network, self.config.clip)
         compression_norm = nn.utils.clip_grad_norm_(self.compression, self.config.compression_clip)
         rate = scheduled(self.config, step, self.config.learning_rate)
         compression_rate = scheduled(self.config, step, self.config.compression_learning_rate)
-        own = set(self.compression)
+        own, update = set(self.compression), Update(rate, norm, compression_norm)
+        finite = update.finite
         for optimiser in self.optimisers.values():
             for group in optimiser.param_groups:
                 group["lr"] = compression_rate if group["params"][0] in own else rate
-            optimiser.step()
+            if finite:
+                optimiser.step()
             optimiser.zero_grad()
-        return Update(rate, norm, compression_norm)
+        return update
 
     def state(self) -> dict[str, Tensor]:
         """Named tensors of the optimisers, the same in each process; `restore` goes on from them and `gradients`."""

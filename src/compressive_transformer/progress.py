@@ -143,11 +143,21 @@ def _summary(entry: dict[str, Any]) -> str:
         return f"validation: {score['bits_per_byte']:.4f} bits per byte, {score['nats_per_token']:.4f} nats per token"
     if "sample" in entry:
         return f"sample: {entry['sample']}"
+    if "skipped" in entry:
+        return skip_line(entry["skipped"])
     errors = entry["reconstruction_error"]
     text = f"loss {entry['loss']:.4f} nats"
     if any(errors):
         text += f"  compression {entry['compression_loss']:.2e} (error {sum(errors) / len(errors):.3f})"
     return f"{text}  {entry['tokens_per_second']:,.0f} tokens/s"
+
+
+def skip_line(skipped: dict[str, Any]) -> str:
+    """What the log says of an update that was left out, as a sentence."""
+    lanes = [f"lane {lane}, in {title!r}," for lane, title in skipped["lanes"].items()]
+    emptied = f"; memory of {' '.join(lanes)} was not finite and is empty now" if lanes else ""
+    norms = f"norm {skipped['gradient_norm']}, of compression {skipped['compression_gradient_norm']}"
+    return f"gradients are not finite ({norms}): update {skipped['count']} that is skipped{emptied}"
 
 
 def _numbers(entry: dict[str, Any]) -> dict[str, float]:

@@ -53,8 +53,8 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         sys.exit(f"compressive: {error.filename or 'file system'}: {error.strerror}")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         sys.exit(
-            "compressive: interrupted; `compressive train --resume` goes on from the last checkpoint,"
+            f"compressive: {stop or 'interrupted'}; `compressive train --resume` goes on from the last checkpoint,"
             " and `compressive prepare` where it says so"
         )

@@ -1,89 +1,36 @@
-"""The training loop: lanes through the model with their memory, on one process or on many.
-
-torchrun --nproc-per-node 2 -m compressive_transformer.cli train CONFIG DATA RUN
-"""
+"""One process's part of a training run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .blocks import Block
-from .checkpoint import ResumePoint, save
-from .config import TrainConfig, check_range, check_types
-from .corpus import Corpus
-from .errors import CompressiveError
-from .evaluate import Evaluation, beginnings, evaluate
-from .lanes import Lanes, Segment
-from .memory import Memory
-from .model import CompressiveTransformer
-from .optimiser import Optimiser, Update, update_period
-from .processes import Processes, joined
-from .progress import Progress, Sums, cut_log
-from .reports import Callback, Reports
-from .settings import as_table, with_defaults
-from .stream import Stream
-from .trackers import TrackerName, open_tracker, require_tracker
-from .window import Window, lane_parts
-
-
-@dataclass
-class Counters:
-    """How far a run has come."""
-
-    step: int = 0
-    since_update: int = 0
-    tokens: int = 0
-    """Targets that were learned from, over all processes."""
-    best: float | None = None
-    """Fewest bits per byte at a validation."""
-
-    def __post_init__(self) -> None:
-        check_types(self)  # they may come from a damaged file
-        check_range(self, ("step", "since_update", "tokens"), low=0)
-        if self.best is not None and not (isinstance(self.best, float) and math.isfinite(self.best)):
-            raise CompressiveError(f"best ({self.best!r}) must be a number, or none")
-
-
-def train(
-    model: CompressiveTransformer,
-    corpus: Corpus,
-    config: TrainConfig,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    stop_at: int | None = None,
-    tracker: TrackerName | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> None:
-    """Train `model` on `corpus.train` and write the run to the folder `out`; `load` reads it.
-
-    Under `torchrun` each process takes its share of the lanes. With `resume` the run in `out` goes on exactly
-    where its last checkpoint stands, parameters, optimiser, memory, data position and random state included.
-    `stop_at` ends this call early, with a checkpoint, at that step. The model moves to the device of its process.
-
-    `tracker` names what shows the numbers of the log: "tensorboard", "trackio" or "wandb". Each of the `callbacks` is
-    called with each entry of the log, a dict to which it may add values before it is written, and with the model; one
-    that returns True ends this call, as `stop_at` does. All this happens in the leading process only.
-
-    Raises CompressiveError, before anything is written, where config, model, corpus and folder do not fit.
-    """
-    if stop_at is not None and stop_at < 1:
-        raise CompressiveError(f"stop_at ({stop_at}) must be 1 or more")
-    require_tracker(tracker)
-    with joined() as processes:
-        trainer = Trainer(model, corpus, config, Path(out), processes)
-        trainer.begin(resume=resume)
-        last = config.steps if stop_at is None else min(stop_at, config.steps)
-        with trainer.progress(last, tracker) if processes.leads else nullcontext() as progress:
-            trainer.run(last, Reports(model, processes, progress, callbacks))
+from ..blocks import Block
+from ..checkpoint import ResumePoint, save
+from ..config import TrainConfig
+from ..corpus import Corpus
+from ..errors import CompressiveError
+from ..evaluate import Evaluation, beginnings, evaluate
+from ..lanes import Lanes, Segment
+from ..memory import Memory
+from ..model import CompressiveTransformer
+from ..optimiser import Optimiser, Update, update_period
+from ..processes import Processes
+from ..progress import Progress, Sums, cut_log, skip_line
+from ..reports import Reports
+from ..settings import as_table, with_defaults
+from ..stream import Stream
+from ..trackers import TrackerName, open_tracker
+from ..window import Window, lane_parts
+from .counters import Counters, check_fits, check_same
+from .signals import StopSignals
 
 
 class Trainer:
@@ -97,7 +44,7 @@ class Trainer:
         out: Path,
         processes: Processes,
     ) -> None:
-        _check(model, corpus, config, processes)
+        check_fits(model, corpus, config, processes)
         self.config, self.corpus, self.out, self.processes = config, corpus, out, processes
         self.counters = Counters()
         self.model = model.to(processes.device).train()
@@ -142,26 +89,37 @@ class Trainer:
         opened = open_tracker(tracker, self.out, settings, step=step) if tracker else None
         return Progress(self.out, last, step=step, tracker=opened)
 
-    def run(self, last: int, reports: Reports) -> None:
+    def run(self, last: int, reports: Reports, stop: StopSignals) -> None:
         """Train up to and with step `last`, validating, sampling and writing checkpoints on the way."""
-        config, sums, update = self.config, Sums(), None
-        while self.counters.step < last and not reports.stopped:
-            update = self.step([next(self.lanes) for _ in range(self.segments)], sums) or update
+        config, sums, update, stopped = self.config, Sums(), None, False
+        while self.counters.step < last and not (stopped or reports.stopped):
+            done = self.step([next(self.lanes) for _ in range(self.segments)], sums)
             step = self.counters.step
-            if step % config.log_every == 0 or step == last:
+            if isinstance(done, dict):
+                reports.write({"step": step, "skipped": done})
+                self._require_progress(done)
+                sums, update, done = Sums(), None, None  # their means would not be finite
+            update = done or update
+            if sums.steps and (step % config.log_every == 0 or step == last):
                 reports.write(self._entry(sums, update))
                 sums, update = Sums(), None
             if config.validate_every and (step % config.validate_every == 0 or step == config.steps):
                 reports.write({"step": step, "validation": self.validate().total.table()})
             if config.sample_every and (step % config.sample_every == 0 or step == config.steps):
                 reports.write({"step": step, "sample": self.sample()})
-            if reports.stopped and sums.steps:  # they would be missing from the log
+            stopped = self._stops(stop)
+            if (stopped or reports.stopped) and sums.steps:  # they would be missing from the log
                 reports.write(self._entry(sums, update))
-            if step % config.checkpoint_every == 0 or step == last or reports.stopped:
+            if step % config.checkpoint_every == 0 or step == last or stopped or reports.stopped:
                 self.checkpoint()
+        if stopped:
+            raise KeyboardInterrupt(f"stopped after step {self.counters.step}, with a checkpoint to resume from")
 
-    def step(self, segments: Sequence[Segment], sums: Sums) -> Update | None:
-        """The next segments of each lane: forward, backward and, where its period ends, an update."""
+    def step(self, segments: Sequence[Segment], sums: Sums) -> Update | dict[str, Any] | None:
+        """The next segments of each lane: forward, backward and, where its period ends, an update.
+
+        Where the update was skipped, it gives what the log says of that.
+        """
         config, counters = self.config, self.counters
         period = update_period(config, counters.step + 1)
         targets = sum(segment.total_targets for segment in segments)
@@ -183,7 +141,46 @@ class Trainer:
         if not ends:
             return None
         counters.since_update = 0
-        return self.optimiser.step(counters.step)
+        update = self.optimiser.step(counters.step)
+        if not update.finite:
+            counters.skipped += 1
+            counters.skipped_in_a_row += 1
+            return self._skipped(update, segments[-1])
+        counters.skipped_in_a_row = 0
+        return update
+
+    def _skipped(self, update: Update, segment: Segment) -> dict[str, Any]:
+        """Empty the memory of lanes in which it is not finite; what the log says of all that."""
+        masks = [~_finite_lanes(memory) for memory in self.memories]
+        self.memories = [memory.reset(mask) for memory, mask in zip(self.memories, masks, strict=True)]
+        bad = torch.cat(masks)
+        # Of each lane of all processes 0, or one more than the number of the document that it reads.
+        found = torch.zeros(self.processes.world, len(bad), dtype=torch.int64)
+        found[self.processes.rank] = torch.where(bad, segment.documents + 1, 0)
+        found = self.processes.total(found.to(self.processes.device)).flatten().cpu()
+        lanes = found.nonzero().flatten().tolist()
+        titles = [self.corpus.train.documents[int(found[lane]) - 1].title for lane in lanes]
+        # JSON has no such numbers.
+        norms = {name: str(value) for name, value in update.table().items() if name != "learning_rate"}
+        return {**norms, "lanes": dict(zip(map(str, lanes), titles, strict=True)), "count": self.counters.skipped}
+
+    def _require_progress(self, skipped: dict[str, Any]) -> None:
+        """Raise CompressiveError where too many updates in a row were skipped."""
+        most, in_a_row = self.config.skips_in_a_row, self.counters.skipped_in_a_row
+        if in_a_row > most:
+            raise CompressiveError(
+                f"{self.out}: {in_a_row} updates in a row were skipped, more than skips_in_a_row ({most}): "
+                f"{skip_line(skipped)}. The last checkpoint is as it was: go on from it by --resume, or begin anew "
+                "with a smaller learning_rate or a longer warmup"
+            )
+
+    def _stops(self, stop: StopSignals) -> bool:
+        """Whether a signal ends the run now, the same in all processes."""
+        if self.processes.world == 1:
+            return stop.received is not None
+        if self.counters.step % self.config.log_every:
+            return False
+        return bool(self.processes.total(torch.tensor(float(stop.received is not None), device=self.processes.device)))
 
     def validate(self) -> Evaluation:
         """The score on the validation split; the best model so far is kept as model.safetensors."""
@@ -252,7 +249,7 @@ class Trainer:
             if isinstance(state.get(part), dict):
                 state[part] = with_defaults(config, state[part])
         for part, now in self._identity().items():
-            _compare(point.folder, part, state.get(part), now)
+            check_same(point.folder, part, state.get(part), now)
         shared, own = point.shared(), point.process(self.processes.rank)
         try:
             parameters = {k.removeprefix("model."): v for k, v in shared.items() if k.startswith("model.")}
@@ -274,24 +271,7 @@ class Trainer:
             raise CompressiveError(f"{point.folder}: damaged checkpoint: {reason}") from None
 
 
-def _check(model: CompressiveTransformer, corpus: Corpus, config: TrainConfig, processes: Processes) -> None:
-    if corpus.vocab_size != model.config.vocab_size:
-        raise CompressiveError(
-            f"vocab_size ({model.config.vocab_size}) must be {corpus.vocab_size}, the number of ids of {corpus.path}"
-        )
-    parts = processes.world * config.accumulation
-    if config.batch % parts:
-        raise CompressiveError(
-            f"batch ({config.batch}) must be a multiple of {parts}, the number of processes times accumulation"
-        )
-
-
-def _compare(folder: Path, part: str, stored: Any, now: Any) -> None:
-    """Raise CompressiveError where a run would go on under other conditions than it began with."""
-    if isinstance(now, dict) and isinstance(stored, dict):
-        for name in sorted({*now, *stored}):
-            _compare(folder, f"{part}.{name}", stored.get(name), now.get(name))
-    elif stored != now:
-        raise CompressiveError(
-            f"{folder}: cannot resume, {part} was {stored!r} and is {now!r} now; set it back, or begin a new run"
-        )
+def _finite_lanes(memory: Memory) -> Tensor:
+    """Whether all that a lane remembers is finite, `[lane]` on the CPU."""
+    tiers = (*memory.compressed, *memory.recent, *memory.pending, *memory.usage)
+    return torch.stack([states.isfinite().flatten(1).all(1) for states in tiers]).all(0).cpu()

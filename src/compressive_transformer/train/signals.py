@@ -1,0 +1,35 @@
+"""Ctrl-C and SIGTERM, which end a run in good order."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Any, Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """Remembers the first signal; a second one interrupts at once. Signals reach the main thread only."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            # What somebody has chosen to ignore, as `nohup` and shells do for background jobs, stays ignored.
+            chosen = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._receive) for number in chosen}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _: object) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        print("stopping after this step, with a checkpoint; once more stops at once", file=sys.stderr, flush=True)
