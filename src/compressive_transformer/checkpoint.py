@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .config import ModelConfig
 from .errors import CompressiveError
-from .files import whole_file
+from .files import flush_folder, whole_file
 from .model import CompressiveTransformer
 from .processes import Processes
 from .settings import as_table, from_mapping
@@ -205,6 +205,7 @@ class ResumePoint:
             earlier = [old for old in folder.parent.glob("step-*") if old != folder]
             shutil.rmtree(folder, ignore_errors=True)  # left from a run that was resumed further back
             partial.rename(folder)
+            flush_folder(folder.parent)
             for old in earlier:
                 shutil.rmtree(old)
         processes.wait()

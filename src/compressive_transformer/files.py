@@ -24,6 +24,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield temporary
         flush(temporary)
         temporary.replace(path)
+        flush_folder(path.parent)
     except OSError as error:
         raise CompressiveError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -48,6 +49,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             path.rmdir()
         temporary.rename(path)
+        flush_folder(path.parent)
     except OSError as error:
         raise CompressiveError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -61,3 +63,9 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def flush_folder(path: Path) -> None:
+    """Wait until the names in a folder are on disk, where the system can say so."""
+    if os.name == "posix":
+        flush(path)
