@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -571,6 +572,17 @@ def test_too_many_skipped_updates_in_a_row_end_the_run_at_its_last_checkpoint(co
     assert resumed.counters.skipped == 0
 
 
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """As in a program that somebody started in a terminal; background jobs of some shells ignore Ctrl-C."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_step_and_resuming_gives_what_no_signal_gives(
     corpus: Corpus, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
@@ -592,6 +604,7 @@ def test_a_signal_ends_the_run_after_its_step_and_resuming_gives_what_no_signal_
     assert all(torch.equal(points[0][name], value) for name, value in points[1].items())
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_second_signal_interrupts_at_once() -> None:
     with StopSignals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
