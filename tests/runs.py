@@ -47,6 +47,7 @@ TRAINING = {
     "sample_every": 5,
     "sample_tokens": 5,
     "checkpoint_every": 3,
+    "checkpoints_kept": 1,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -86,6 +87,54 @@ def test_a_run_in_parts_is_the_run_in_one_go_to_the_bit(
     )
 
 
+def test_the_newest_checkpoints_stay_with_their_checksums(corpus: Corpus, tmp_path: Path) -> None:
+    for kept in (1, 2, 3, 9):
+        tiny_run(corpus, tmp_path / f"run-{kept}", checkpoints_kept=kept)
+        points = sorted((tmp_path / f"run-{kept}" / "resume").iterdir())
+        assert [int(point.name[5:]) for point in points] == [3, 6, 9, 10][-kept:]
+        for point in points:
+            sums = [line.split("  ") for line in (point / "SHA256SUMS").read_text().splitlines()]
+            assert {name for _, name in sums} == {path.name for path in point.iterdir()} - {"SHA256SUMS"}
+            assert all(hashlib.sha256((point / name).read_bytes()).hexdigest() == found for found, name in sums)
+
+
+@pytest.mark.parametrize("name", ["state.json", "training.safetensors", "process-0.safetensors"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
+    corpus: Corpus, finished: Path, tmp_path: Path, name: str
+) -> None:
+    options = {"model": {"dropout": 0.1}, "checkpoints_kept": 3}
+    tiny_run(corpus, tmp_path / "run", stop_at=9, **options)
+    damaged = tmp_path / "run/resume/step-000000009" / name
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit, which may well be a number that can be
+    damaged.write_bytes(content)
+    for content_now in (bytes(content), b""):
+        damaged.write_bytes(content_now)
+        with pytest.raises(CompressiveError, match=rf"000009/{name}: damaged, .*; go on from .* --resume-from 6$"):
+            tiny_run(corpus, tmp_path / "run", resume=True, **options)
+    damaged.unlink()
+    with pytest.raises(CompressiveError, match=rf"000009/{name}: damaged"):
+        tiny_run(corpus, tmp_path / "run", resume=True, **options)
+    with pytest.raises(CompressiveError, match="no checkpoint of step 5; there are those of steps 3, 6, 9"):
+        tiny_run(corpus, tmp_path / "run", resume=5, **options)
+    tiny_run(corpus, tmp_path / "run", resume=6, **options)
+    points = sorted((tmp_path / "run/resume").iterdir())
+    assert [int(point.name[5:]) for point in points] == [6, 9, 10]
+    whole = finished / "resume" / points[-1].name
+    for file in ("training.safetensors", "process-0.safetensors"):
+        assert_same_tensors(load_file(points[-1] / file), load_file(whole / file))
+    assert log_of(tmp_path / "run") == log_of(finished)
+
+
+def test_a_checkpoint_without_checksums_of_an_earlier_version_is_gone_on_from(corpus: Corpus, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", stop_at=4)
+    (tmp_path / "run/resume/step-000000004/SHA256SUMS").unlink()
+    tiny_run(corpus, tmp_path / "run", resume=True, stop_at=5)
+    (tmp_path / "run/resume/step-000000005/SHA256SUMS").write_text("no checksum\n")
+    with pytest.raises(CompressiveError, match="damaged, its checksum is not that of SHA256SUMS; there is none before"):
+        tiny_run(corpus, tmp_path / "run", resume=True)
+
+
 def test_a_run_over_pieces_of_documents_goes_on_to_the_bit(corpus: Corpus, tmp_path: Path) -> None:
     for stop in (3, 7, 10):
         tiny_run(corpus, tmp_path / "parts", longest_document=24, resume=stop > 3, stop_at=stop)
@@ -167,6 +216,7 @@ def test_a_run_never_goes_on_under_other_settings(
 def test_a_damaged_checkpoint_is_named_in_one_line(corpus: Corpus, tmp_path: Path, file: str, damage: str) -> None:
     tiny_run(corpus, tmp_path / "run", stop_at=1)
     path = tmp_path / "run/resume/step-000000001" / file
+    path.with_name("SHA256SUMS").unlink()  # which would find the damage first
     content = path.read_bytes()
     path.unlink()
     if damage == "cut":
@@ -189,6 +239,7 @@ def test_a_run_of_an_earlier_version_goes_on_with_new_settings_at_their_defaults
         del state["train"][name]
     del state["model"]["compression_heads"]
     path.write_text(json.dumps(state), encoding="utf-8")
+    path.with_name("SHA256SUMS").unlink()  # they wrote none
     with pytest.raises(CompressiveError, match=r"train\.optimiser was 'adamw' and is 'muon' now"):
         tiny_run(corpus, tmp_path / "run", resume=True, optimiser="muon")
     tiny_run(corpus, tmp_path / "run", resume=True, stop_at=2)

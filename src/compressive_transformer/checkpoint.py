@@ -27,6 +27,8 @@ from .tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+SUMS = "SHA256SUMS"
+"""Checksums of a checkpoint's files, as `sha256sum --check` reads them."""
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
@@ -128,6 +130,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def sha256(path: Path) -> str:
+    """The checksum of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
     with whole_file(path) as temporary:
@@ -168,14 +176,41 @@ class ResumePoint:
         return int(number) if number.isdecimal() else -1
 
     @classmethod
-    def latest(cls, run: Path) -> ResumePoint:
-        """The newest one of a run. Raises CompressiveError where training never got as far as one."""
-        found = sorted((run / "resume").glob("step-*"), key=lambda folder: folder.name)
+    def all_of(cls, run: Path) -> list[ResumePoint]:
+        """Those of a run, the newest last."""
+        return [cls(folder) for folder in sorted((run / "resume").glob("step-*"), key=lambda folder: folder.name)]
+
+    @classmethod
+    def of(cls, run: Path, step: int | None = None) -> ResumePoint:
+        """That of a step, or the newest one, its files checked.
+
+        Raises CompressiveError where there is none, and where a file is not as it was written.
+        """
+        found = cls.all_of(run)
         if not found:
             raise CompressiveError(
                 f"{run}: nothing to resume, no checkpoint was written there; train without --resume to begin"
             )
-        return cls(found[-1])
+        wanted = [point for point in found if step in (None, point.step)]
+        if not wanted:
+            steps = ", ".join(str(point.step) for point in found)
+            raise CompressiveError(f"{run}: no checkpoint of step {step}; there are those of steps {steps}")
+        point = wanted[-1]
+        earlier = [other.step for other in found if other.step < point.step]
+        way_out = f"go on from the one before, --resume-from {earlier[-1]}" if earlier else "there is none before it"
+        point._check_sums(way_out)
+        return point
+
+    def _check_sums(self, way_out: str) -> None:
+        """Raise CompressiveError where a file is not as it was written."""
+        listed = self.folder / SUMS
+        if not listed.exists():  # earlier versions wrote none
+            return
+        lines = [line.split("  ", 1) for line in listed.read_text(encoding="utf-8", errors="replace").splitlines()]
+        for line in lines:
+            path = self.folder / Path(line[-1]).name  # a list cannot lead out of the folder
+            if len(line) != 2 or not path.is_file() or sha256(path) != line[0]:
+                raise CompressiveError(f"{path}: damaged, its checksum is not that of {SUMS}; {way_out}")
 
     @staticmethod
     def write(
@@ -186,10 +221,12 @@ class ResumePoint:
         shared: Mapping[str, Tensor],
         own: Mapping[str, Tensor],
         state: Mapping[str, Any],
+        kept: int = 1,
     ) -> None:
-        """Write the point of `step` as a whole, then remove the ones before it. All processes call this.
+        """Write the point of `step` as a whole, then remove others but the `kept` newest. All processes call this.
 
-        `shared` tensors and `state` are those of the leading process, `own` tensors those of each.
+        `shared` tensors and `state` are those of the leading process, `own` tensors those of each. Points of later
+        steps belong to a run that was resumed further back, and go.
         """
         folder = run / "resume" / f"step-{step:09d}"
         partial = folder.with_name(f".{folder.name}.partial")
@@ -202,12 +239,17 @@ class ResumePoint:
         if processes.leads:
             save_tensors(partial / "training.safetensors", shared)
             write_json(partial / "state.json", {"format": FORMAT, **state})
-            earlier = [old for old in folder.parent.glob("step-*") if old != folder]
+            with whole_file(partial / SUMS) as temporary:
+                files = sorted(path for path in partial.iterdir() if path != temporary)
+                temporary.write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files), encoding="utf-8")
             shutil.rmtree(folder, ignore_errors=True)  # left from a run that was resumed further back
             partial.rename(folder)
             flush_folder(folder.parent)
-            for old in earlier:
-                shutil.rmtree(old)
+            others = [point for point in ResumePoint.all_of(run) if point.step != step]
+            before = [point for point in others if point.step < step]
+            for point in others:
+                if point not in before[max(0, len(before) - kept + 1) :]:
+                    shutil.rmtree(point.folder)
         processes.wait()
 
     def state(self) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def train(
     /,
     settings: Annotated[UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="SECTION.FIELD=VALUE")],
     resume: bool = False,
+    resume_from: int | None = None,
     stop_at: int | None = None,
     tracker: TrackerName | None = None,
 ) -> None:
@@ -94,6 +95,7 @@ def train(
         run: The run's folder, to be made; with --resume, the one to go on with.
         settings: Override a field of the config, for example --set model.compression=mean; may be repeated.
         resume: Go on exactly where the run's last checkpoint stands.
+        resume_from: Go on from the checkpoint of this step, where a later one is damaged; the newest ones are kept.
         stop_at: End at this step, with a checkpoint to resume from.
         tracker: Show the run in tensorboard, trackio or wandb too; each is an extra of that name.
     """
@@ -104,7 +106,15 @@ def train(
     model_config = from_mapping(ModelConfig, tables["model"], "model")
     torch.manual_seed(train_config.seed)
     model = CompressiveTransformer(model_config)
-    train_model(model, corpus, train_config, run, resume=resume, stop_at=stop_at, tracker=tracker)
+    train_model(
+        model,
+        corpus,
+        train_config,
+        run,
+        resume=resume if resume_from is None else resume_from,
+        stop_at=stop_at,
+        tracker=tracker,
+    )
     say(f"the run is in {run}; try: compressive evaluate {run} {data}")
 
 

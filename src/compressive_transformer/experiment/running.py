@@ -78,7 +78,7 @@ def check_same(run: Run, corpus: Corpus, out: Path) -> None:
     if result is None and not _interrupted(folder):
         return
     # The state of a training says nothing of the evaluation, which has not begun.
-    stored = result or ResumePoint.latest(folder).state()
+    stored = result or ResumePoint.of(folder).state()
     if stored["corpus"] != corpus.fingerprint:
         raise CompressiveError(
             f"{folder}: {run.name} ran on another corpus than {corpus.path}; give that one, or choose another folder"

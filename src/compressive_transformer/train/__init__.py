@@ -28,7 +28,7 @@ def train(
     config: TrainConfig,
     out: str | Path,
     *,
-    resume: bool = False,
+    resume: bool | int = False,
     stop_at: int | None = None,
     tracker: TrackerName | None = None,
     callbacks: Sequence[Callback] = (),
@@ -36,7 +36,8 @@ def train(
     """Train `model` on `corpus.train` and write the run to the folder `out`; `load` reads it.
 
     Under `torchrun` each process takes its share of the lanes. With `resume` the run in `out` goes on exactly
-    where its last checkpoint stands, parameters, optimiser, memory, data position and random state included.
+    where its last checkpoint stands, parameters, optimiser, memory, data position and random state included, or with a
+    number where the checkpoint of that step does.
     `stop_at` ends this call early, with a checkpoint, at that step. The model moves to the device of its process.
 
     `tracker` names what shows the numbers of the log: "tensorboard", "trackio" or "wandb". Each of the `callbacks` is

@@ -69,11 +69,11 @@ class Trainer:
         self.memories = [model.empty_memory(part) for _ in range(config.accumulation)]
         self.validation = self._validation()
 
-    def begin(self, *, resume: bool) -> None:
-        """Make the run's folder, or take up what its last checkpoint holds."""
+    def begin(self, *, resume: bool | int) -> None:
+        """Make the run's folder, or take up what its last checkpoint holds, or that of a step."""
         torch.manual_seed(self.config.seed + self.processes.rank)
-        if resume:
-            self._restore(ResumePoint.latest(self.out))
+        if resume is not False:
+            self._restore(ResumePoint.of(self.out, None if resume is True else resume))
         elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise CompressiveError(
                 f"{self.out}: exists already; choose another folder, or go on with that run by --resume"
@@ -215,7 +215,8 @@ class Trainer:
         parameters = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         state = {"counters": asdict(self.counters), "lanes": self.lanes.state_dict(), **self._identity()}
         shared = {**parameters, **self.optimiser.state()}
-        ResumePoint.write(self.out, self.counters.step, self.processes, shared=shared, own=own, state=state)
+        kept = self.config.checkpoints_kept
+        ResumePoint.write(self.out, self.counters.step, self.processes, shared=shared, own=own, state=state, kept=kept)
 
     def _entry(self, sums: Sums, update: Update | None) -> dict[str, Any]:
         """A line of the log on the steps that `sums` holds."""

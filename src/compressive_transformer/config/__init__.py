@@ -1,0 +1,7 @@
+"""What a model and a training run are made of: frozen dataclasses, checked once."""
+
+from .checks import check_range, check_types, shortened
+from .model import LayerMemory, ModelConfig, PerLayer
+from .train import TrainConfig
+
+__all__ = ["LayerMemory", "ModelConfig", "PerLayer", "TrainConfig", "check_range", "check_types", "shortened"]
