@@ -22,6 +22,9 @@ from hypothesis import strategies as st
 import compressive_transformer as ct
 from compressive_transformer.checkpoint import save
 from compressive_transformer.config import ModelConfig, TrainConfig
+from compressive_transformer.corpus import writing
+from compressive_transformer.corpus.appending import CorpusFiles
+from compressive_transformer.corpus.encoding import Encoded
 from compressive_transformer.experiment.plan import read_plan
 from compressive_transformer.progress import read_log
 from compressive_transformer.settings import from_mapping, read_settings
@@ -44,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stream = ct.Stream(model, tokenizer)
     stream.read("Call me Ishmael.")
     stream.save(folder / "stream.safetensors")
+    prepare_in_part(folder / "books", folder / "part")
     train_bpe(["the cat sat on the mat"] * 3, 262).save(folder / "bpe.json")
     (folder / "recipe.toml").write_text(
         "[model]\nd_model = 16\nn_heads = 2\n[train]\nsteps = 3\nlearning_rate = 1e-3\n"
@@ -54,6 +58,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "[settings.a]\n[settings.b]\nmodel = { n_layers = 3 }\n"
     )
     return folder
+
+
+def prepare_in_part(source: Path, out: Path) -> None:
+    """What a preparing leaves that ended after two documents."""
+
+    def end(self: CorpusFiles, encoded: Encoded) -> None:
+        if self.documents == 2:
+            raise KeyboardInterrupt
+        add(self, encoded)
+
+    add = CorpusFiles.add
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CorpusFiles, "add", end)
+        patched.setattr(writing, "SECONDS_BETWEEN_SAVES", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            ct.prepare(source, out)
+
+
+def go_on(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as copy:  # going on changes what is there
+        shutil.copytree(folder / "part.unfinished", Path(copy, "part.unfinished"))
+        ct.prepare(folder / "books", Path(copy, "part"))
 
 
 def read_run(folder: Path) -> None:
@@ -88,6 +114,9 @@ FILES: dict[str, Callable[[Path], object]] = {
     "run/resume/step-000000003/training.safetensors": resume,
     "stream.safetensors": read_stream,
     "bpe.json": lambda folder: load_tokenizer(folder / "bpe.json"),
+    "part.unfinished/unfinished.json": go_on,
+    "part.unfinished/documents.jsonl": go_on,
+    "part.unfinished/tokenizer.json": go_on,
     "data/documents.json": read_corpus,
     "data/tokenizer.json": read_corpus,
     "data/train.bin": read_corpus,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import signal
 import subprocess
@@ -251,6 +252,18 @@ def test_what_was_damaged_meanwhile_is_refused(tmp_path: Path, name: str, change
     with pytest.raises(CompressiveError, match=r"data\.unfinished is damaged: remove it to begin anew"):
         prepare(source, tmp_path / "data", holdout=0)
     assert (folder / name).read_bytes() == damaged
+
+
+def test_names_in_a_state_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    folder = interrupt(source, tmp_path / "data", holdout=0)
+    (tmp_path / "victim.bin").write_bytes(b"not ours")
+    content = json.loads((folder / "unfinished.json").read_text())
+    content["state"]["splits"]["../victim"] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+    (folder / "unfinished.json").write_text(json.dumps(content))
+    with pytest.raises(CompressiveError, match=r"data\.unfinished is damaged: remove it to begin anew"):
+        prepare(source, tmp_path / "data", holdout=0)
+    assert (tmp_path / "victim.bin").read_bytes() == b"not ours"
 
 
 def test_what_ended_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:

@@ -152,15 +152,27 @@ class CorpusFiles:
     def _open_file(self, name: str, mode: str = "wb") -> _Appended:
         return _Appended(self._open.enter_context(cast(BinaryIO, (self._folder / name).open(mode))))
 
-    def _take_up(self, state: Mapping[str, Any]) -> None:
+    def _take_up(self, state: Any) -> None:
+        try:
+            self._check_and_read(state)
+        except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError) as error:
+            raise CompressiveError(f"{self._folder} is damaged: remove it to begin anew") from error
+
+    def _check_and_read(self, state: Any) -> None:
+        """Raises ValueError, or what else comes of a state that is none."""
+        if not set(state["splits"]) <= set(SPLITS):  # names of files
+            raise ValueError("unknown splits")
         self._list = self._open_file(LIST, "r+b")
         self.splits = {name: SplitFile(self._open_file(f"{name}.bin", "r+b")) for name in state["splits"]}
         before = [(self._list, state["list"])]
         before += [(split.file, state["splits"][name]) for name, split in self.splits.items()]
         if not all(file.is_as(then) for file, then in before):
-            raise CompressiveError(f"{self._folder} is damaged: remove it to begin anew")
+            raise ValueError("other files")
         for line in (self._folder / LIST).read_bytes().splitlines():
             name, document = json.loads(line)
             self.splits[name].count(Document(**document))
-        self.lossless, self.documents, self.read = state["lossless"], state["documents"], state["read"]
+            self.documents += 1
+        self.lossless, self.read = state["lossless"], state["read"]
+        if type(self.lossless) is not bool or type(self.read) is not int or self.documents != state["documents"]:
+            raise ValueError("other counts")
         self._digest = bytes.fromhex(state["digest"])

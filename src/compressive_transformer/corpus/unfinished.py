@@ -48,9 +48,9 @@ class Unfinished:
         try:
             content = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
             before, state = content["begun_with"], content["state"]
-        except (ValueError, KeyError) as error:
+            other = [name for name, value in self.begun_with.items() if before.get(name) != value]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CompressiveError(f"{self.folder} is damaged: remove it to begin anew") from error
-        other = [name for name, value in self.begun_with.items() if before.get(name) != value]
         if other:
             raise CompressiveError(
                 f"{self.folder} holds work that was begun with another {' and '.join(other)}: give the same again to go"
