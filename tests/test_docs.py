@@ -272,8 +272,8 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 @each_page
 def test_make_targets_that_a_page_names_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    named = re.findall(r"(?:^ *|`)make ([a-z]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    named = re.findall(r"(?:^ *|`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert set(named) <= targets
 
 

@@ -89,7 +89,7 @@ class CompressiveTransformer(nn.Module):
         """
         lengths = checked_lengths(tokens, lengths)
         targets = checked_targets(tokens, targets, lengths)
-        for ids in (tokens,) if targets is None else (tokens, targets[targets != IGNORE]):
+        for ids in (tokens,) if targets is None else (tokens, targets.masked_fill(targets == IGNORE, 0)):
             require_ids(ids, self.config.vocab_size)
         memory = self.empty_memory(len(tokens)) if memory is None else memory
         self.check_memory(memory, len(tokens))

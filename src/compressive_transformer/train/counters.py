@@ -37,6 +37,7 @@ class Counters:
 
 
 def check_fits(model: CompressiveTransformer, corpus: Corpus, config: TrainConfig, processes: Processes) -> None:
+    """Raise CompressiveError where model, corpus and settings do not fit one another."""
     if corpus.vocab_size != model.config.vocab_size:
         raise CompressiveError(
             f"vocab_size ({model.config.vocab_size}) must be {corpus.vocab_size}, the number of ids of {corpus.path}"
