@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,6 +214,11 @@ def test_a_stream_is_kept_for_its_model_and_its_tokenizer_only(
     longer = with_lengths(model, compressed_length=20)
     with pytest.raises(CompressiveError, match="not a stream of this model: its config differs"):
         Stream.load(path, longer, BYTES)
+    stream.save(path)
+    metadata = read_metadata(path)
+    earlier = {name: value for name, value in json.loads(metadata["config"]).items() if name != "adaptive_factor"}
+    save_file(load_file(path), path, {**metadata, "config": json.dumps(earlier)})  # of a release without that field
+    Stream.load(path, model, BYTES)
     bpe = train_bpe(["abc"], 257)
     Stream(model, bpe).save(path)
     assert Stream.load(path, model, bpe).memory.seen.tolist() == [0]

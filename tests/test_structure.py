@@ -48,6 +48,7 @@ ORDER = [
     "reconstruction",
     "comparison",
     "decoding",
+    "keeping",
     "stream",
     "live",
     "optimiser",

@@ -435,6 +435,19 @@ def test_bf16_keeps_parameters_and_memory_in_fp32(corpus: Corpus, tmp_path: Path
     assert first["loss"] == pytest.approx(math.log(257) + 0.5, abs=0.2)
 
 
+def test_bf16_stays_finite_over_hundreds_of_segments(corpus: Corpus, tmp_path: Path) -> None:
+    options = {"steps": 500, "batch": 2, "late_update_step": 0, "validate_every": 0, "sample_every": 0}
+    tiny_run(corpus, tmp_path / "run", precision="bf16", checkpoint_every=500, log_every=25, **options)
+    entries = log_of(tmp_path / "run")
+    assert not any("skipped" in entry for entry in entries)
+    losses = [entry["loss"] for entry in entries]
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < losses[0] - 1.5
+    point = tmp_path / "run/resume/step-000000500"
+    for file in ("training", "process-0"):
+        assert all(value.isfinite().all() for value in load_file(point / f"{file}.safetensors").values())
+
+
 # --- what a run leaves ---
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -11,16 +9,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from .checkpoint import digest, load_tensors, read_metadata, save_tensors
+from .checkpoint import load_tensors, save_tensors
 from .decoding import CachedDecoder, Precision, check_precision
 from .embedding import token_nats
 from .errors import CompressiveError
+from .keeping import belongs_to, require_same
 from .memory import Memory
 from .model import CompressiveTransformer
-from .settings import as_table
 from .tokenizer import ByteTokenizer, Tokenizer
-
-STATE, STATE_VERSION = "compressive-transformer stream", "1"
 
 
 class Stream:
@@ -109,7 +105,7 @@ class Stream:
         tensors = self.memory.state_dict()
         if self._logits is not None:
             tensors["logits"] = self._logits
-        save_tensors(Path(path), tensors, metadata=_belongs_to(self.model, self.tokenizer))
+        save_tensors(Path(path), tensors, metadata=belongs_to(self.model, self.tokenizer))
 
     @classmethod
     def load(
@@ -121,10 +117,7 @@ class Stream:
         or another tokenizer.
         """
         path, stream = Path(path), cls(model, tokenizer, precision)
-        kept = read_metadata(path)
-        for what, now in _belongs_to(model, tokenizer).items():
-            if kept.get(what) != now:
-                raise CompressiveError(f"{path}: not a stream of this model: its {what} differs; begin a new stream")
+        require_same(path, model, tokenizer)
         tensors = load_tensors(path)
         logits = tensors.pop("logits", None)
         like = model.embedding.weight
@@ -249,17 +242,6 @@ def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, gene
     before = probabilities.cumsum(0) - probabilities
     probabilities[before >= top_p * probabilities.sum()] = 0
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
-
-
-def _belongs_to(model: CompressiveTransformer, tokenizer: Tokenizer) -> dict[str, str]:
-    """What must be the same where a saved stream goes on."""
-    return {
-        "format": STATE,
-        "version": STATE_VERSION,
-        "config": json.dumps(as_table(model.config), sort_keys=True),
-        "weights": digest(model.state_dict()),
-        "tokenizer": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
-    }
 
 
 def _until(texts: Iterator[str], stop: str) -> Iterator[str]:
