@@ -76,9 +76,9 @@ def step_of(run: Path) -> int:
     return max((int(line.split(",")[0].split(":")[1]) for line in lines if line.endswith("}")), default=0)
 
 
-def killed(folder: Path, kills: int, draw: random.Random) -> list[dict[str, Any]]:
-    """Where each kill met the run: its step, whether a checkpoint was being written, seconds after the start."""
-    target, met, resume = folder / "killed", [], False
+def killed(folder: Path, kills: int, draw: random.Random) -> tuple[list[dict[str, Any]], list[str]]:
+    """Where each kill met a run, and what is not as in the undisturbed one; a run that has ended is followed by another."""
+    target, met, found, resume = folder / "killed", [], [], False
     while len(met) < kills:
         # Past the start of Python and PyTorch, spread over what one life may do of the run.
         process, begun = run(folder, "killed", resume=resume), step_of(target)
@@ -88,7 +88,8 @@ def killed(folder: Path, kills: int, draw: random.Random) -> list[dict[str, Any]
         time.sleep(draw.uniform(0, 0.3))
         if process.poll() is not None:
             finish(process)
-            shutil.rmtree(target)  # it has come to its end: begin anew
+            found += differences(folder)
+            shutil.rmtree(target)
             resume = False
             continue
         process.send_signal(signal.SIGKILL)
@@ -100,7 +101,7 @@ def killed(folder: Path, kills: int, draw: random.Random) -> list[dict[str, Any]
             shutil.rmtree(target, ignore_errors=True)
         print(f"soak: kill {len(met)} at step {met[-1]['step']}", file=sys.stderr, flush=True)
     finish(run(folder, "killed", resume=resume))
-    return met
+    return met, found + differences(folder)
 
 
 def differences(folder: Path) -> list[str]:
@@ -137,8 +138,7 @@ def main() -> None:
         books = str(files("compressive_transformer") / "sample")
         subprocess.run(command("prepare", books, str(folder / "data")), check=True, stdout=sys.stderr)
         finish(run(folder, "undisturbed", resume=False))
-        met = killed(folder, options.kills, random.Random(options.seed))
-        found = differences(folder)
+        met, found = killed(folder, options.kills, random.Random(options.seed))
     report = {
         "command": f"python benchmarks/soak_kill.py --kills {options.kills} --seed {options.seed}",
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
