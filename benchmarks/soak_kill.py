@@ -77,7 +77,7 @@ def step_of(run: Path) -> int:
 
 
 def killed(folder: Path, kills: int, draw: random.Random) -> tuple[list[dict[str, Any]], list[str]]:
-    """Where each kill met a run, and what is not as in the undisturbed one; after a run that has ended comes another."""
+    """Where each kill met a run, and what is not as in the undisturbed one; after a run that ended comes another."""
     target, met, found, resume = folder / "killed", [], [], False
     while len(met) < kills:
         # Past the start of Python and PyTorch, spread over what one life may do of the run.
