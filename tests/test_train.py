@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,15 @@ def test_the_newest_checkpoints_stay_with_their_checksums(corpus: Corpus, tmp_pa
             sums = [line.split("  ") for line in (point / "SHA256SUMS").read_text().splitlines()]
             assert {name for _, name in sums} == {path.name for path in point.iterdir()} - {"SHA256SUMS"}
             assert all(hashlib.sha256((point / name).read_bytes()).hexdigest() == found for found, name in sums)
+
+
+def test_a_copy_of_a_checkpoint_is_neither_taken_up_nor_removed(corpus: Corpus, tmp_path: Path) -> None:
+    tiny_run(corpus, tmp_path / "run", stop_at=3)
+    points = tmp_path / "run/resume"
+    shutil.copytree(points / "step-000000003", points / "step-000000003-mine")
+    (points / "step-000000003-mine/state.json").write_text("{}")
+    tiny_run(corpus, tmp_path / "run", resume=True)
+    assert sorted(path.name for path in points.iterdir()) == ["step-000000003-mine", "step-000000010"]
 
 
 @pytest.mark.parametrize("name", ["state.json", "training.safetensors", "process-0.safetensors"])

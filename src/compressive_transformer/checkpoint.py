@@ -5,10 +5,12 @@ Weights are safetensors and the rest is JSON; nothing is ever unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ FORMAT = 1
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 SUMS = "SHA256SUMS"
 """Checksums of a checkpoint's files, as `sha256sum --check` reads them."""
+NAMED = re.compile(r"step-[0-9]+")
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
@@ -98,25 +101,26 @@ def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[s
     must have one floating-point dtype. Raises CompressiveError for a missing or damaged file and for the first
     tensor that does not fit.
     """
-    if not path.is_file():
-        raise CompressiveError(f"{path}: no such file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            if like is not None:
-                _compare(path, file, like)
-            # Clones are aligned as PyTorch aligns; sums over tensors mapped from the file round in another order.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
+    with _opened(path) as file:
+        if like is not None:
+            _compare(path, file, like)
+        # Clones are aligned as PyTorch aligns; sums over tensors mapped from the file round in another order.
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata in the header of a safetensors file. Raises CompressiveError for a missing or damaged file."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {})
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise CompressiveError(f"{path}: no such file")
     try:
         with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
+            yield file
     except (SafetensorError, OSError) as error:
         raise CompressiveError(f"{path}: not a readable safetensors file, it may be damaged: {error}") from None
 
@@ -171,14 +175,14 @@ class ResumePoint:
 
     @property
     def step(self) -> int:
-        """The step after which it was written, by its name; -1 where that is no number."""
-        number = self.folder.name.removeprefix("step-")
-        return int(number) if number.isdecimal() else -1
+        """The step after which it was written, by its name."""
+        return int(self.folder.name.removeprefix("step-"))
 
     @classmethod
     def all_of(cls, run: Path) -> list[ResumePoint]:
-        """Those of a run, the newest last."""
-        return [cls(folder) for folder in sorted((run / "resume").glob("step-*"), key=lambda folder: folder.name)]
+        """Those of a run, the newest last; a copy under another name is its owner's affair."""
+        folders = [folder for folder in (run / "resume").glob("step-*") if NAMED.fullmatch(folder.name)]
+        return sorted(map(cls, folders), key=lambda point: point.step)
 
     @classmethod
     def of(cls, run: Path, step: int | None = None) -> ResumePoint:
@@ -221,7 +225,7 @@ class ResumePoint:
         shared: Mapping[str, Tensor],
         own: Mapping[str, Tensor],
         state: Mapping[str, Any],
-        kept: int = 1,
+        kept: int,
     ) -> None:
         """Write the point of `step` as a whole, then remove others but the `kept` newest. All processes call this.
 

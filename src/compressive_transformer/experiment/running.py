@@ -113,7 +113,7 @@ def steps_done(run: Run, out: Path) -> int:
 
 def _interrupted(folder: Path) -> bool:
     """Whether a training began there and left a checkpoint."""
-    return any((folder / "resume").glob("step-*"))
+    return bool(ResumePoint.all_of(folder))
 
 
 def _training(log: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # What somebody has chosen to ignore, as `nohup` and shells do for background jobs, stays ignored.
-            chosen = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            # What somebody has chosen to ignore, as `nohup` and shells do for background jobs, stays ignored; None is a
+            # handler that is not Python's, which could not be put back.
+            chosen = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
             self._before = {number: signal.signal(number, self._receive) for number in chosen}
         return self
 

@@ -93,13 +93,12 @@ class Trainer:
         """Train up to and with step `last`, validating, sampling and writing checkpoints on the way."""
         config, sums, update, stopped = self.config, Sums(), None, False
         while self.counters.step < last and not (stopped or reports.stopped):
-            done = self.step([next(self.lanes) for _ in range(self.segments)], sums)
+            segments = [next(self.lanes) for _ in range(self.segments)]
+            update = self.step(segments, sums) or update
             step = self.counters.step
-            if isinstance(done, dict):
-                reports.write({"step": step, "skipped": done})
-                self._require_progress(done)
-                sums, update, done = Sums(), None, None  # their means would not be finite
-            update = done or update
+            if update is not None and not update.finite:
+                self._skip(update, segments[-1], reports)
+                sums, update = Sums(), None  # their means would not be finite
             if sums.steps and (step % config.log_every == 0 or step == last):
                 reports.write(self._entry(sums, update))
                 sums, update = Sums(), None
@@ -112,14 +111,11 @@ class Trainer:
                 reports.write(self._entry(sums, update))
             if step % config.checkpoint_every == 0 or step == last or stopped or reports.stopped:
                 self.checkpoint()
-        if stopped:
+        if stopped or stop.received is not None:  # also one that came while the last checkpoint was written
             raise KeyboardInterrupt(f"stopped after step {self.counters.step}, with a checkpoint to resume from")
 
-    def step(self, segments: Sequence[Segment], sums: Sums) -> Update | dict[str, Any] | None:
-        """The next segments of each lane: forward, backward and, where its period ends, an update.
-
-        Where the update was skipped, it gives what the log says of that.
-        """
+    def step(self, segments: Sequence[Segment], sums: Sums) -> Update | None:
+        """The next segments of each lane: forward, backward and, where its period ends, an update."""
         config, counters = self.config, self.counters
         period = update_period(config, counters.step + 1)
         targets = sum(segment.total_targets for segment in segments)
@@ -142,15 +138,15 @@ class Trainer:
             return None
         counters.since_update = 0
         update = self.optimiser.step(counters.step)
-        if not update.finite:
-            counters.skipped += 1
-            counters.skipped_in_a_row += 1
-            return self._skipped(update, segments[-1])
-        counters.skipped_in_a_row = 0
+        counters.skipped += not update.finite
+        counters.skipped_in_a_row = 0 if update.finite else counters.skipped_in_a_row + 1
         return update
 
-    def _skipped(self, update: Update, segment: Segment) -> dict[str, Any]:
-        """Empty the memory of lanes in which it is not finite; what the log says of all that."""
+    def _skip(self, update: Update, segment: Segment, reports: Reports) -> None:
+        """Empty the memory of lanes in which it is not finite, and tell all that.
+
+        Raises CompressiveError where too many updates in a row were skipped.
+        """
         masks = [~_finite_lanes(memory) for memory in self.memories]
         self.memories = [memory.reset(mask) for memory, mask in zip(self.memories, masks, strict=True)]
         bad = torch.cat(masks)
@@ -158,14 +154,14 @@ class Trainer:
         found = torch.zeros(self.processes.world, len(bad), dtype=torch.int64)
         found[self.processes.rank] = torch.where(bad, segment.documents + 1, 0)
         found = self.processes.total(found.to(self.processes.device)).flatten().cpu()
-        lanes = found.nonzero().flatten().tolist()
-        titles = [self.corpus.train.documents[int(found[lane]) - 1].title for lane in lanes]
+        lanes = {
+            str(lane): self.corpus.train.documents[int(found[lane]) - 1].title
+            for lane in found.nonzero().flatten().tolist()
+        }
         # JSON has no such numbers.
         norms = {name: str(value) for name, value in update.table().items() if name != "learning_rate"}
-        return {**norms, "lanes": dict(zip(map(str, lanes), titles, strict=True)), "count": self.counters.skipped}
-
-    def _require_progress(self, skipped: dict[str, Any]) -> None:
-        """Raise CompressiveError where too many updates in a row were skipped."""
+        skipped = {**norms, "lanes": lanes, "count": self.counters.skipped}
+        reports.write({"step": self.counters.step, "skipped": skipped})
         most, in_a_row = self.config.skips_in_a_row, self.counters.skipped_in_a_row
         if in_a_row > most:
             raise CompressiveError(
