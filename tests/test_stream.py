@@ -101,7 +101,7 @@ def test_memory_can_be_kept_and_set_back(model: CompressiveTransformer, stream: 
 def test_memory_that_was_set_is_read_on_from_and_never_written_from_unread(
     model: CompressiveTransformer, stream: Stream, tmp_path: Path
 ) -> None:
-    other = Stream(model, BYTES)
+    other = read(model, "Something else, whose next letter is not that of the stream.")
     other.memory = stream.memory
     for go_on in (lambda: other.write(3), lambda: other.score("abc")):
         with pytest.raises(CompressiveError, match=r"memory was set, .*: read something first"):

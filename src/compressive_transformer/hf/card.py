@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..checkpoint import read_json
+from ..checkpoint import ResumePoint
 from ..config import ModelConfig
 from ..progress import read_log
 
@@ -77,7 +77,7 @@ def _training(run: Path) -> list[str]:
             f"- best validation, whose weights these are: {score['bits_per_byte']:.4f} bits per byte, "
             f"{score['nats_per_token']:.4f} nats per token, over {score['tokens']:,} tokens, at step {best['step']:,}"
         )
-    for state in sorted((run / "resume").glob("step-*/state.json"))[-1:]:
-        settings = read_json(state).get("train") or {}
+    for point in ResumePoint.all_of(run)[-1:]:
+        settings = point.state().get("train") or {}
         told += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
     return told
