@@ -22,7 +22,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.linkcode", "sphin
 exclude_patterns = ["**/__pycache__"]
 
 myst_heading_anchors = 4  # links to headings are those that GitHub makes
-myst_url_schemes = {"http": None, "https": None, "repository": "source/{{path}}.html", "file": "source/{{path}}"}
+# Not "file", which Markdown takes for a link of the machine and leaves as text.
+myst_url_schemes = {"http": None, "https": None, "repository": "source/{{path}}.html", "plain": "source/{{path}}"}
 
 default_role = "code"  # docstrings write `names` in single backticks
 autoclass_content = "both"

@@ -68,7 +68,7 @@ def _target(link: str, folder: Path, linked: set[Path]) -> str:
         return names.get(file, file.name) + hash_sign + heading
     linked.add(file)
     linked.update(path for path in file.glob("*") if path.is_file())
-    return f"{'file' if file.suffix in AS_THEY_ARE else 'repository'}:{_address(file)}"
+    return f"{'plain' if file.suffix in AS_THEY_ARE else 'repository'}:{_address(file)}"
 
 
 def _address(file: Path) -> str:

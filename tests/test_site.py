@@ -43,6 +43,18 @@ def test_links_that_a_reader_may_follow_are_no_loads(tmp_path: Path) -> None:
     assert list(check_site.check(tmp_path)) == []
 
 
+def test_links_that_lead_nowhere_or_stayed_markdown_are_found(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a file.json").write_text("{}")
+    good = '<a href="source/a%20file.json">a</a> <a href="#here">b</a> <a href="page.html#x">c</a> <code>[a](b)</code>'
+    bad = '<a href="source/b.json">b</a> <p>see [c.json](file:c.json)</p> <pre>d[0](1)</pre>'
+    (tmp_path / "page.html").write_text(good + bad, encoding="utf-8")
+    assert list(check_site.check(tmp_path)) == [
+        "page.html links to source/b.json, which is not there",
+        "page.html shows a link as Markdown: ](file:c.json)",
+    ]
+
+
 def test_styles_are_looked_at_and_a_folder_without_pages_is_no_site(tmp_path: Path) -> None:
     (tmp_path / "style.css").write_text("@font-face { src: url('https://elsewhere.example/a.woff2') }")
     assert list(check_site.check(tmp_path)) == [
