@@ -2,8 +2,9 @@
 
     python docs/check_site.py SITE
 
-No fonts, scripts, styles or pictures may come from elsewhere; links that a reader may follow are no loads. A link within
-the site must lead to a file of it, and none may have stayed Markdown. Says what is wrong, and exits with 1 if anything is.
+No fonts, scripts, styles or pictures may come from elsewhere; links that a reader may follow are no loads. A link
+within the site must lead to a file of it, and none may have stayed Markdown. Says what is wrong, and exits with 1 if
+anything is.
 """
 
 from __future__ import annotations
