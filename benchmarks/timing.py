@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -130,8 +131,10 @@ def bf16_is_fast() -> bool:
 
     Some have no instructions for it and take a hundred times as long; that can wait for nobody.
     """
-    took = []
+    runs = {}
     for dtype in (torch.float32, torch.bfloat16):
         left, right = (torch.randn(256, 256).to(dtype) for _ in range(2))
-        took.append(min(interleave({"": lambda left=left, right=right: torch.mm(left, right)}, 3)[""]))
-    return took[1] < 2 * took[0]
+        runs[str(dtype)] = partial(torch.mm, left, right)
+    # The fastest of many rounds: beside other processes a single one may wait for as long as bf16 takes.
+    plain, rounded = (min(took) for took in interleave(runs, 20).values())
+    return rounded < 2 * plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +38,15 @@ class Chunk:
     """Tokens seen after it `[batch]`."""
     positions: Positions
 
-    @property
+    @cached_property
     def complete(self) -> Tensor:
         """Lanes whose segment the chunk completes `[batch]`."""
         return self.layout.pending(self.after) < self.layout.pending(self.before) + (self.after - self.before)
+
+    @cached_property
+    def new_groups(self) -> Tensor:
+        """Groups of each lane that the chunk's commit compresses `[batch]`."""
+        return new_groups(self.layout, before=self.before, after=self.after)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +125,10 @@ class Block(nn.Module):
         segment = place_segment(chunk.layout, tiers.pending, states, before=chunk.before, after=chunk.after)
         received = Received(chunk.after - chunk.before) if self.uses_usage else None
         read = _compiled_read() if self.compiled and torch.is_grad_enabled() else Block.read
-        slots = (torch.cat([tiers.compressed, tiers.recent], dim=1), segment)
+        slots: tuple[Tensor, ...] = (tiers.compressed, tiers.recent, segment)
+        # Backward computes no gradient for what wants none, if that is projected by itself; else one product is faster.
+        memory = 2 if torch.is_grad_enabled() else 3
+        slots = (torch.cat(slots[:memory], dim=1), *slots[memory:])
         hidden, projected = read(self, hidden, states, slots, chunk.positions, received)
         if received is not None:
             sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
@@ -131,13 +139,14 @@ class Block(nn.Module):
         self,
         hidden: Tensor,
         states: Tensor,
-        slots: tuple[Tensor, Tensor],
+        slots: tuple[Tensor, ...],
         positions: Positions,
         received: Received | None,
     ) -> tuple[Tensor, Projected]:
         """The next layer's input `[batch, chunk, d_model]`, and what attention made of memory and segment.
 
-        `states` are what attention reads of `hidden`, both `[batch, chunk, d_model]`; `slots` are memory and segment.
+        `states` are what attention reads of `hidden`, both `[batch, chunk, d_model]`; `slots` are memory and
+        segment, in one part or more.
         Tensors alone decide what it does: it is one graph.
         """
         projected = self.attention.project(states, *slots)
@@ -166,7 +175,7 @@ class Block(nn.Module):
         loss, error = tiers.loss, tiers.error
         states = torch.cat([tiers.recent, segment], dim=1)
         if self.compression is not None:
-            counts = new_groups(layout, before=chunk.before, after=chunk.after)
+            counts = chunk.new_groups
             groups = evicted_groups(layout, states, chunk.after, counts, self.compression.overlap)
             if self.uses_usage:
                 new = self.compression(groups, mean_usage(layout, tiers.usage, chunk.after, counts))

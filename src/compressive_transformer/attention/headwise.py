@@ -112,16 +112,16 @@ def _blocks(mask: Tensor, slots: Sequence[int], grids: Sequence[Tensor]) -> list
     size = max(BLOCK // step, 1) * step
     for first in range(0, mask.shape[1], size):
         last = min(first + size, mask.shape[1])
-        hidden = mask[:, first:last].flatten(0, 1) != 0
-        end = int((~hidden.all(0)).nonzero()[-1]) + 1
-        masked = hidden[:, :end].any(0).nonzero()
+        own = mask[:, first:last]  # 0 or -inf
+        end = int((own.amax((0, 1)) == 0).nonzero()[-1]) + 1
+        masked = (own[:, :, :end].amin((0, 1)) != 0).nonzero()
         parts, at = [], 0
         for count, queries, rows in zip(slots, grids[::2], grids[1::2], strict=True):
-            own, places = min(count, end - at), slice(first // len(queries), last // len(queries))
+            met, places = min(count, end - at), slice(first // len(queries), last // len(queries))
             begin = queries.shape[2] - places.stop
             # Distances below zero, where there are none left, are those of the future.
-            stop = min(rows.shape[2], begin + own + places.stop - places.start - 1)
-            parts.append(_Part(len(queries), places, slice(begin, stop), slice(at, at + own)))
+            stop = min(rows.shape[2], begin + met + places.stop - places.start - 1)
+            parts.append(_Part(len(queries), places, slice(begin, stop), slice(at, at + met)))
             at += count
         blocks.append(_Block(slice(first, last), int(masked[0]) if len(masked) else end, end, parts))
     return blocks

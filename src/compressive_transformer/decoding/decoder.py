@@ -184,18 +184,21 @@ class _Lanes:
     def _commit(self) -> None:
         """The commit of the blocks themselves, on hidden states; then projections follow."""
         after = torch.full((self.batch,), self.seen)
-        training = self.model.training
-        self.model.eval()  # a compression function may drop, too
+        training, zero = self.model.training, self.pending.new_zeros(())
+        if training:
+            self.model.eval()  # a compression function may drop, too
+        chunks = {
+            slots.layout: Chunk(slots.layout, after - self.segment_length, after, Positions(zero)) for slots in self.slots
+        }
         for layer, (packed, layout) in enumerate(zip(self.packed.layers, self.model.layouts, strict=True)):
-            kept = (self.compressed[layer], self.recent[layer], self.pending[layer])
-            zero = self.pending.new_zeros(())
-            chunk = Chunk(layout, after - self.segment_length, after, Positions(zero))
+            kept, chunk = (self.compressed[layer], self.recent[layer], self.pending[layer]), chunks[layout]
             tiers = Tiers(*kept, usage=self.usage[layer] if self.usage else zero, loss=zero, error=zero)
             tiers = packed.block.commit(tiers, self.pending[layer], None, chunk)
             self.compressed[layer], self.recent[layer] = tiers.compressed, tiers.recent
             if packed.block.uses_usage:
                 self.usage[layer] = _pad(tiers.usage, self.segment_length)
-        self.model.train(training)
+        if training:
+            self.model.train()
         for slots in self.slots:
             slots.commit(self.seen, {layer: self.compressed[layer] for layer in slots.layers})
 
