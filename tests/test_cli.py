@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from compressive_transformer.checkpoint import load
 from compressive_transformer.cli import COMMANDS, main
+from compressive_transformer.cli.making import Resuming
 from compressive_transformer.cli.using import Measures, Sampling, Text
 from compressive_transformer.comparison import compare, compare_runs
 from compressive_transformer.compression import COMPRESSIONS
@@ -283,7 +284,8 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
     done = command(name, "--help")
     assert (done.code, done.err) == (0, "")
     function = COMMANDS[name]
-    groups = {"text": Text, "measures": Measures, "sampling": Sampling}  # of options that commands share
+    # Options that commands share, or that belong together.
+    groups = {"text": Text, "measures": Measures, "sampling": Sampling, "resuming": Resuming}
     for argument in function.__annotations__:
         if argument in groups:
             assert all(f"--{field.replace('_', '-')}" in done.out for field in groups[argument].__dataclass_fields__)
@@ -392,6 +394,11 @@ def nothing(config: Path) -> None:
         (nothing, ["--set", "compression=mean"], "--set compression=mean: expected model.FIELD=VALUE"),
         (nothing, ["--set", "model.compression"], "--set model.compression: expected model.FIELD=VALUE"),
         (nothing, ["--set", "modle.norm=pre"], "--set modle.norm=pre: expected"),
+        (
+            nothing,
+            ["--resume", "--resume-from", "3"],
+            "--resume, --resume-from and --resume-if-any exclude one another",
+        ),
         (nothing, ["--set", "train.steps=many"], "train: steps ('many') must be of type int"),
         (nothing, ["--set", "train.seed=99999999999999999999"], "must be less than 2**63"),
         (nothing, ["--set", "train.accumulation=3"], "accumulation (3) must divide batch (4)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import runpy
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,20 @@ def test_a_run_with_lightning_goes_on_with_its_memory_to_the_bit(tmp_path: Path)
     ):
         assert all(torch.equal(one[name], value) for name, value in other.items())
     assert resumed.lanes.state_dict() == whole.lanes.state_dict()
+
+
+def test_lines_that_do_not_belong_into_a_text_are_more_surprising_than_its_own(tmp_path: Path) -> None:
+    """Lines of a book are own, lines of this project foreign. On logs: results/logs.json."""
+    example = runpy.run_path(str(EXAMPLES / "foreign_lines.py"))
+    book = example["lines_of"](Path(str(files("compressive_transformer") / "sample/train/11.txt")))
+    foreign = example["lines_of"](EXAMPLES / "foreign_lines.py")
+    run = example["train_on"](book[:1500], tmp_path, steps=60, seed=0)
+    assert example["foreign_score"](run, book[1400:1500], book[1500:1900], foreign) > 0.85
+
+
+def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
+    area = runpy.run_path(str(EXAMPLES / "foreign_lines.py"))["area_under_curve"]
+    assert area([1.0, 2.0], [3.0, 4.0]) == 1
+    assert area([3.0, 4.0], [1.0, 2.0]) == 0
+    assert area([1.0, 2.0, 3.0], [2.0]) == 0.5
+    assert area([1.0, 2.0], [2.0, 3.0]) == (1 + 0.5 + 1 + 1) / 4

@@ -38,8 +38,11 @@ often = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=lis
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_files(tmp_path_factory.mktemp("files"))
+
+
+def write_files(folder: Path) -> Path:
     """A corpus, a run with a checkpoint, a stream that was kept, all small."""
-    folder = tmp_path_factory.mktemp("files")
     corpus = ct.prepare(write_books(folder / "books"), folder / "data")
     ct.train(tiny_model(), corpus, TrainConfig(**{**TRAINING, "steps": 3}), folder / "run")
     (folder / "run/resume/step-000000003/SHA256SUMS").unlink()  # which would find any change first

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,22 @@ def test_a_run_in_parts_is_the_run_in_one_go_to_the_bit(
         {f"model.{k}": v for k, v in last.state_dict().items()},
         {name: value for name, value in shared.items() if name.startswith("model.")},
     )
+
+
+def test_a_run_goes_on_if_there_is_anything_to_go_on_from(corpus: Corpus, finished: Path, tmp_path: Path) -> None:
+    model = {"dropout": 0.1}
+    tiny_run(corpus, tmp_path / "run", model=model, resume="if-any", stop_at=4)
+    tiny_run(corpus, tmp_path / "run", model=model, resume="if-any")
+    assert_same_run(tmp_path / "run", finished)
+    # A run that ended before its first checkpoint has a log only.
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early/log.jsonl").write_text('{"step": 2, "loss": 1.0}\n')
+    tiny_run(corpus, tmp_path / "early", model=model, resume="if-any")
+    assert_same_run(tmp_path / "early", finished)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/mine.txt").write_text("mine")
+    with pytest.raises(CompressiveError, match="exists already; choose another folder"):
+        tiny_run(corpus, tmp_path / "other", resume="if-any")
 
 
 def test_the_newest_checkpoints_stay_with_their_checksums(corpus: Corpus, tmp_path: Path) -> None:
@@ -300,44 +317,117 @@ def test_parts_of_a_step_do_not_change_it(corpus: Corpus, tmp_path: Path) -> Non
     assert_close_parameters(parts, whole)
 
 
-@pytest.mark.parametrize("loss", ["attention", "bptt"])
-def test_two_processes_train_as_one_and_go_on_from_the_middle_of_an_update(
-    corpus: Corpus, tmp_path: Path, loss: str
-) -> None:
-    alone = tiny_run(corpus, tmp_path / "alone", model={"compression_loss": loss}, **SLOW)
-    config, two = tmp_path / "config.toml", tmp_path / "two"
-    tables = {"model": {**MODEL, "compression_loss": loss}, "train": {**TRAINING, **SLOW}}
-    with config.open("w") as file:
-        for name, table in tables.items():
-            lines = (f"{field} = {json.dumps(value)}" for field, value in table.items())
-            print(f"[{name}]", *lines, sep="\n", file=file)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "compressive_transformer.cli", "train", str(config), str(corpus.path), str(two)]
-    for part in (["--stop-at", "5"], ["--resume"]):
-        done = subprocess.run(
-            [*command, *part],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
+class Job:
+    """The command `train` in processes of their own."""
+
+    def __init__(self, corpus: Corpus, folder: Path, *, run: str = "job", **model: Any) -> None:
+        self.model, self.run, config = model, folder / run, folder / "config.toml"
+        with config.open("w") as file:
+            for name, table in {"model": {**MODEL, **model}, "train": {**TRAINING, **SLOW}}.items():
+                lines = (f"{field} = {json.dumps(value)}" for field, value in table.items())
+                print(f"[{name}]", *lines, sep="\n", file=file)
+        self.command = ["-m", "compressive_transformer.cli", "train", str(config), str(corpus.path), str(self.run)]
+
+    def start(self, processes: int, *options: str, restarts: int = 0) -> subprocess.Popen[str]:
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
+        return subprocess.Popen(
+            [sys.executable, *launch, f"--nproc-per-node={processes}", *self.command, *options],
+            # The last of these lets restarts find one another: https://github.com/pytorch/pytorch/issues/135712
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=240,
         )
-        assert done.returncode == 0, done.stderr
-    trained = tiny_model(compression_loss=loss)
-    shared = load_file(two / f"resume/step-{STEPS:09}/training.safetensors")
-    trained.load_state_dict(
-        {name.removeprefix("model."): value for name, value in shared.items() if name.startswith("model.")}
-    )
-    # Single precision: AdamW makes what rounding leaves of a gradient that cancels as large as any other. A step moves
-    # parameters by up to 1e-3.
-    assert_close_parameters(trained, alone, tolerance=1e-4)
-    for one, other in zip(log_of(two), log_of(tmp_path / "alone"), strict=True):
-        assert one.keys() == other.keys()
-        if "loss" in one:
-            assert one["tokens"] == other["tokens"]
-            assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-            assert one["compression_loss"] == pytest.approx(other["compression_loss"], rel=1e-3)
-        elif "validation" in one:
-            assert one["validation"] == pytest.approx(other["validation"], rel=1e-4)
+
+    def finish(self, processes: int, *options: str) -> None:
+        job = self.start(processes, *options)
+        _, errors = job.communicate(timeout=240)
+        assert job.returncode == 0, errors
+
+    def assert_learned_what_one_process_learns(self, alone: CompressiveTransformer, run: Path) -> None:
+        trained = tiny_model(**self.model)
+        shared = load_file(self.run / f"resume/step-{STEPS:09}/training.safetensors")
+        trained.load_state_dict(
+            {name.removeprefix("model."): value for name, value in shared.items() if name.startswith("model.")}
+        )
+        # Single precision: AdamW makes what rounding leaves of a gradient that cancels as large as any other. A step
+        # moves parameters by up to 1e-3.
+        assert_close_parameters(trained, alone, tolerance=1e-4)
+        log = [entry for entry in log_of(self.run) if "processes" not in entry]
+        for one, other in zip(log, log_of(run), strict=True):
+            assert one.keys() == other.keys()
+            if "loss" in one:
+                assert one["tokens"] == other["tokens"]
+                assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+                assert one["compression_loss"] == pytest.approx(other["compression_loss"], rel=1e-3)
+            elif "validation" in one:
+                assert one["validation"] == pytest.approx(other["validation"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "model"),
+    [
+        (2, 2, {"compression_loss": "attention"}),
+        (2, 1, {"compression_loss": "bptt"}),
+        (1, 2, {"compression": "most-used", "compression_loss": "none"}),
+    ],
+)
+def test_processes_train_as_one_and_go_on_from_the_middle_of_an_update_in_any_number(
+    corpus: Corpus, tmp_path: Path, before: int, after: int, model: dict[str, str]
+) -> None:
+    alone = tiny_run(corpus, tmp_path / "alone", model=model, **SLOW)
+    job = Job(corpus, tmp_path, **model)
+    job.finish(before, "--stop-at", "5")
+    job.finish(after, "--resume")
+    job.assert_learned_what_one_process_learns(alone, tmp_path / "alone")
+    changed = [entry for entry in log_of(job.run) if "processes" in entry]
+    expected = {"step": 5, "processes": {"before": before, "now": after}}
+    assert changed == ([] if before == after else [expected])
+
+
+def test_a_job_one_of_whose_processes_is_killed_goes_on_by_itself(corpus: Corpus, tmp_path: Path) -> None:
+    alone = tiny_run(corpus, tmp_path / "alone", **SLOW)
+    job = Job(corpus, tmp_path)
+    launched = job.start(2, "--resume-if-any", restarts=1)
+    children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children")
+    while not list(job.run.glob("resume/step-*")):
+        assert launched.poll() is None
+        time.sleep(0.05)
+    os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
+    _, errors = launched.communicate(timeout=240)
+    assert launched.returncode == 0, errors
+    assert "exitcode: -9" in errors, errors
+    job.assert_learned_what_one_process_learns(alone, tmp_path / "alone")
+
+
+def test_a_full_disk_ends_a_run_in_one_line_and_its_last_checkpoint_goes_on(corpus: Corpus, tmp_path: Path) -> None:
+    alone = tiny_run(corpus, tmp_path / "alone", **SLOW)
+    (tmp_path / "disk").mkdir()
+    job = Job(corpus, tmp_path, run="disk/run")
+    train = " ".join([sys.executable, *job.command])
+    script = f"""
+        mount -t tmpfs -o size=700k none {tmp_path}/disk || exit 77
+        head -c 250k /dev/zero > {tmp_path}/disk/other
+        {train} && exit 1
+        find {tmp_path}/disk -mindepth 1 | sort
+        rm {tmp_path}/disk/other
+        echo resumed >&2
+        {train} --resume && cp -r {job.run} {tmp_path}/job"""
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=240)
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("a file system of its own needs rights that this user does not have")
+    assert done.returncode == 0, done.stderr
+    full, _, _ = done.stderr.partition("resumed")
+    assert re.search(r"compressive: .*/\.step-000000006\.partial/\S+: cannot .*No space left on device", full), full
+    assert "Traceback" not in full
+    assert "step-000000003" in done.stdout
+    assert "partial" not in done.stdout
+    job.run = tmp_path / "job"
+    job.assert_learned_what_one_process_learns(alone, tmp_path / "alone")
 
 
 def test_what_was_drawn_before_does_not_change_a_run(corpus: Corpus, finished: Path, tmp_path: Path) -> None:

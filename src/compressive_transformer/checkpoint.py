@@ -234,18 +234,23 @@ class ResumePoint:
         """
         folder = run / "resume" / f"step-{step:09d}"
         partial = folder.with_name(f".{folder.name}.partial")
-        if processes.leads:
+        try:
+            if processes.leads:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+            processes.wait()
+            save_tensors(partial / f"process-{processes.rank}.safetensors", own)
+            processes.wait()
+            if processes.leads:
+                save_tensors(partial / "training.safetensors", shared)
+                write_json(partial / "state.json", {"format": FORMAT, **state})
+                sums = [f"{sha256(path)}  {path.name}\n" for path in sorted(partial.iterdir())]
+                with whole_file(partial / SUMS) as temporary:
+                    temporary.write_text("".join(sums), encoding="utf-8")
+        except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        processes.wait()
-        save_tensors(partial / f"process-{processes.rank}.safetensors", own)
-        processes.wait()
+            raise
         if processes.leads:
-            save_tensors(partial / "training.safetensors", shared)
-            write_json(partial / "state.json", {"format": FORMAT, **state})
-            with whole_file(partial / SUMS) as temporary:
-                files = sorted(path for path in partial.iterdir() if path != temporary)
-                temporary.write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files), encoding="utf-8")
             shutil.rmtree(folder, ignore_errors=True)  # left from a run that was resumed further back
             partial.rename(folder)
             flush_folder(folder.parent)

@@ -145,6 +145,9 @@ def _summary(entry: dict[str, Any]) -> str:
         return f"sample: {entry['sample']}"
     if "skipped" in entry:
         return skip_line(entry["skipped"])
+    if "processes" in entry:
+        before, now = entry["processes"]["before"], entry["processes"]["now"]
+        return f"goes on with {now} instead of {before} processes: lanes keep their memory, random numbers begin anew"
     errors = entry["reconstruction_error"]
     text = f"loss {entry['loss']:.4f} nats"
     if any(errors):

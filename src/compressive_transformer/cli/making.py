@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,11 @@ from ..config import ModelConfig, TrainConfig
 from ..corpus import open_corpus
 from ..corpus import prepare as prepare_corpus
 from ..demo import run_demo
+from ..errors import CompressiveError
 from ..model import CompressiveTransformer
 from ..settings import from_mapping, read_settings
 from ..trackers import TrackerName
+from ..train import Resume
 from ..train import train as train_model
 from .terminal import say
 
@@ -72,14 +75,32 @@ def prepare(
         )
 
 
+@dataclass(frozen=True)
+class Resuming:
+    """How a run goes on; at most one of these."""
+
+    resume: bool = False
+    """Go on exactly where the run's last checkpoint stands."""
+    resume_from: int | None = None
+    """Go on from the checkpoint of this step, where a later one is damaged; the newest ones are kept."""
+    resume_if_any: bool = False
+    """Go on as with --resume, or begin where no checkpoint was written yet: for jobs that are started again with the
+    same command, as by torchrun --max-restarts."""
+
+    def chosen(self) -> Resume:
+        """What `ct.train` takes. Raises CompressiveError for more than one."""
+        if self.resume + (self.resume_from is not None) + self.resume_if_any > 1:
+            raise CompressiveError("--resume, --resume-from and --resume-if-any exclude one another; give one of them")
+        return "if-any" if self.resume_if_any else self.resume if self.resume_from is None else self.resume_from
+
+
 def train(
     config: Annotated[Positional[Path], tyro.conf.arg(metavar="CONFIG")],
     data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     settings: Annotated[UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="SECTION.FIELD=VALUE")],
-    resume: bool = False,
-    resume_from: int | None = None,
+    resuming: Annotated[Resuming, tyro.conf.arg(name="")] = Resuming(),
     stop_at: int | None = None,
     tracker: TrackerName | None = None,
 ) -> None:
@@ -94,8 +115,6 @@ def train(
         data: A corpus that `compressive prepare` made.
         run: The run's folder, to be made; with --resume, the one to go on with.
         settings: Override a field of the config, for example --set model.compression=mean; may be repeated.
-        resume: Go on exactly where the run's last checkpoint stands.
-        resume_from: Go on from the checkpoint of this step, where a later one is damaged; the newest ones are kept.
         stop_at: End at this step, with a checkpoint to resume from.
         tracker: Show the run in tensorboard, trackio or wandb too; each is an extra of that name.
     """
@@ -111,7 +130,7 @@ def train(
         corpus,
         train_config,
         run,
-        resume=resume if resume_from is None else resume_from,
+        resume=resuming.chosen(),
         stop_at=stop_at,
         tracker=tracker,
     )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..blocks import Chunk, Tiers
 from ..errors import CompressiveError
-from ..memory import Memory
+from ..memory import Memory, join, pad_slots
 from ..model import CompressiveTransformer
 from ..positions import Positions
 from .layers import PackedModel, is_plain
@@ -85,9 +82,7 @@ class CachedDecoder:
     def memory(self) -> Memory:
         """What the lanes remember now; later steps do not change it."""
         memories = [lanes.memory() for lanes in self._lanes]
-        if len(memories) == 1:
-            return memories[0]
-        return _joined(memories, [bool(block.uses_usage) for block in self.model.blocks]).select(self._order)
+        return memories[0] if len(memories) == 1 else join(memories).select(self._order)
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
@@ -119,7 +114,7 @@ class _Lanes:
         )
         self.pending[:, :, :begun] = torch.stack([states[:, :begun] for states in memory.pending])
         self.usage = [
-            _pad(sums, layer.block.uses_usage * (recent.shape[1] + self.segment_length - sums.shape[1]))
+            pad_slots(sums, layer.block.uses_usage * (recent.shape[1] + self.segment_length - sums.shape[1]))
             for layer, sums, recent in zip(packed.layers, memory.usage, memory.recent, strict=bool(memory.usage))
         ]
         self.slots = [Slots(packed, layout, self.batch) for layout in dict.fromkeys(self.model.layouts)]
@@ -188,7 +183,8 @@ class _Lanes:
         if training:
             self.model.eval()  # a compression function may drop, too
         chunks = {
-            slots.layout: Chunk(slots.layout, after - self.segment_length, after, Positions(zero)) for slots in self.slots
+            slots.layout: Chunk(slots.layout, after - self.segment_length, after, Positions(zero))
+            for slots in self.slots
         }
         for layer, (packed, layout) in enumerate(zip(self.packed.layers, self.model.layouts, strict=True)):
             kept, chunk = (self.compressed[layer], self.recent[layer], self.pending[layer]), chunks[layout]
@@ -196,26 +192,8 @@ class _Lanes:
             tiers = packed.block.commit(tiers, self.pending[layer], None, chunk)
             self.compressed[layer], self.recent[layer] = tiers.compressed, tiers.recent
             if packed.block.uses_usage:
-                self.usage[layer] = _pad(tiers.usage, self.segment_length)
+                self.usage[layer] = pad_slots(tiers.usage, self.segment_length)
         if training:
             self.model.train()
         for slots in self.slots:
             slots.commit(self.seen, {layer: self.compressed[layer] for layer in slots.layers})
-
-
-def _pad(states: Tensor, count: int) -> Tensor:
-    """`states [batch, slot, ...]` with `count` slots of zeros behind them."""
-    return functional.pad(states, (0, 0, 0, count))
-
-
-def _joined(memories: list[Memory], usage: list[bool]) -> Memory:
-    """One memory with the lanes of all; `usage` says of each layer whether it keeps count of attention."""
-    width = max(memory.pending[0].shape[1] for memory in memories)
-    states = []
-    for memory in memories:
-        missing = width - memory.pending[0].shape[1]
-        pending = tuple(_pad(own, missing) for own in memory.pending)
-        sums = zip(memory.usage, usage, strict=bool(memory.usage))
-        counted = tuple(_pad(own, missing * kept) for own, kept in sums)
-        states.append(replace(memory, pending=pending, usage=counted).state_dict())
-    return Memory.from_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})

@@ -17,9 +17,9 @@ from ..processes import joined
 from ..reports import Callback, Reports
 from ..trackers import TrackerName, require_tracker
 from .signals import StopSignals
-from .trainer import Trainer
+from .trainer import Resume, Trainer
 
-__all__ = ["Trainer", "train"]
+__all__ = ["Resume", "Trainer", "train"]
 
 
 def train(
@@ -28,7 +28,7 @@ def train(
     config: TrainConfig,
     out: str | Path,
     *,
-    resume: bool | int = False,
+    resume: Resume = False,
     stop_at: int | None = None,
     tracker: TrackerName | None = None,
     callbacks: Sequence[Callback] = (),
@@ -37,7 +37,9 @@ def train(
 
     Under `torchrun` each process takes its share of the lanes. With `resume` the run in `out` goes on exactly
     where its last checkpoint stands, parameters, optimiser, memory, data position and random state included, or with a
-    number where the checkpoint of that step does.
+    number where the checkpoint of that step does; "if-any" begins where no checkpoint was written yet, for jobs that
+    are started again with the same command. On another number of processes than before random numbers begin anew,
+    and the log says so; each lane keeps its memory and its place.
     `stop_at` ends this call early, with a checkpoint, at that step. The model moves to the device of its process.
 
     `tracker` names what shows the numbers of the log: "tensorboard", "trackio" or "wandb". Each of the `callbacks` is

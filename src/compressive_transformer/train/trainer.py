@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,11 @@ from ..stream import Stream
 from ..trackers import TrackerName, open_tracker
 from ..window import Window, lane_parts
 from .counters import Counters, check_fits, check_same
+from .sharing import memories_of, named_memories, own_state
 from .signals import StopSignals
+
+Resume = bool | int | Literal["if-any"]
+"""Whether a run goes on: from its newest checkpoint, from that of a step, or from the newest if there is any."""
 
 
 class Trainer:
@@ -47,6 +51,7 @@ class Trainer:
         check_fits(model, corpus, config, processes)
         self.config, self.corpus, self.out, self.processes = config, corpus, out, processes
         self.counters = Counters()
+        self.processes_before = processes.world  # those of the checkpoint that the run goes on from
         self.model = model.to(processes.device).train()
         for block in cast(Iterable[Block], self.model.blocks):
             block.gradient_checkpointing, block.compiled = config.gradient_checkpointing, config.compile
@@ -65,23 +70,36 @@ class Trainer:
             rank=processes.rank,
             world=processes.world,
         )
-        part = config.batch // processes.world // config.accumulation
-        self.memories = [model.empty_memory(part) for _ in range(config.accumulation)]
+        self.lanes_a_part = config.batch // processes.world // config.accumulation
+        self.memories = [model.empty_memory(self.lanes_a_part) for _ in range(config.accumulation)]
         self.validation = self._validation()
 
-    def begin(self, *, resume: bool | int) -> None:
-        """Make the run's folder, or take up what its last checkpoint holds, or that of a step."""
+    def begin(self, *, resume: Resume) -> None:
+        """Make the run's folder, or take up what a checkpoint holds, as `train` describes."""
         torch.manual_seed(self.config.seed + self.processes.rank)
-        if resume is not False:
-            self._restore(ResumePoint.of(self.out, None if resume is True else resume))
-        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise CompressiveError(
-                f"{self.out}: exists already; choose another folder, or go on with that run by --resume"
-            )
+        point = self._point(resume)
+        if point is not None:
+            self._restore(point)
         self.processes.wait()
         if self.processes.leads:
             self.out.mkdir(parents=True, exist_ok=True)
             cut_log(self.out / "log.jsonl", self.counters.step)
+
+    def _point(self, resume: Resume) -> ResumePoint | None:
+        """Where to go on from; None to begin."""
+        if resume == "if-any":
+            begun = (self.out / "log.jsonl").is_file()
+            if ResumePoint.all_of(self.out):
+                return ResumePoint.of(self.out)
+            if begun:  # it ended before its first checkpoint
+                return None
+        elif resume is not False:
+            return ResumePoint.of(self.out, None if resume is True else resume)
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise CompressiveError(
+                f"{self.out}: exists already; choose another folder, or go on with that run by --resume"
+            )
+        return None
 
     def progress(self, last: int, tracker: TrackerName | None) -> Progress:
         """What the leading process writes to, up to step `last`."""
@@ -92,6 +110,9 @@ class Trainer:
     def run(self, last: int, reports: Reports, stop: StopSignals) -> None:
         """Train up to and with step `last`, validating, sampling and writing checkpoints on the way."""
         config, sums, update, stopped = self.config, Sums(), None, False
+        if self.processes_before != self.processes.world:
+            now = {"before": self.processes_before, "now": self.processes.world}
+            reports.write({"step": self.counters.step, "processes": now})
         while self.counters.step < last and not (stopped or reports.stopped):
             segments = [next(self.lanes) for _ in range(self.segments)]
             update = self.step(segments, sums) or update
@@ -197,19 +218,18 @@ class Trainer:
 
     def checkpoint(self) -> None:
         """Write all that `begin(resume=True)` needs."""
-        own = {
-            f"memory-{at}.{name}": value
-            for at, memory in enumerate(self.memories)
-            for name, value in memory.state_dict().items()
-        }
-        own.update(self.optimiser.gradients())
-        own["random"] = torch.get_rng_state()
+        own = {**named_memories(self.memories), **self.optimiser.gradients(), "random": torch.get_rng_state()}
         if self.processes.device.type == "cuda":
             own["random_cuda"] = torch.cuda.get_rng_state()
         if self.processes.leads and self.counters.best is None:
             save(self.out, self.model, self.corpus.tokenizer)
         parameters = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        state = {"counters": asdict(self.counters), "lanes": self.lanes.state_dict(), **self._identity()}
+        state = {
+            "counters": asdict(self.counters),
+            "lanes": self.lanes.state_dict(),
+            "processes": self.processes.world,
+            **self._identity(),
+        }
         shared = {**parameters, **self.optimiser.state()}
         kept = self.config.checkpoints_kept
         ResumePoint.write(self.out, self.counters.step, self.processes, shared=shared, own=own, state=state, kept=kept)
@@ -237,7 +257,6 @@ class Trainer:
             "model": as_table(self.model.config),
             "train": as_table(self.config),
             "corpus": self.corpus.fingerprint,
-            "processes": self.processes.world,
         }
 
     def _restore(self, point: ResumePoint) -> None:
@@ -247,8 +266,10 @@ class Trainer:
                 state[part] = with_defaults(config, state[part])
         for part, now in self._identity().items():
             check_same(point.folder, part, state.get(part), now)
-        shared, own = point.shared(), point.process(self.processes.rank)
         try:
+            self.processes_before = state["processes"]
+            shared = point.shared()
+            own = own_state(point, self.processes_before, parts=self.config.accumulation, processes=self.processes)
             parameters = {k.removeprefix("model."): v for k, v in shared.items() if k.startswith("model.")}
             self.model.load_state_dict(parameters)
             self.optimiser.restore({**shared, **own})
@@ -256,11 +277,12 @@ class Trainer:
             if self.counters.step != point.step:
                 raise CompressiveError(f"it counts {self.counters.step} steps")
             self.lanes.load_state_dict(state["lanes"])
-            for at in range(len(self.memories)):
-                prefix = f"memory-{at}."
-                named = {k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)}
-                self.memories[at] = Memory.from_state_dict(named).to(self.processes.device)
-            torch.set_rng_state(own["random"])
+            memories = memories_of(own, self.config.accumulation)
+            for at, memory in enumerate(memories):
+                self.memories[at] = memory.to(self.processes.device)
+                self.model.check_memory(self.memories[at], self.lanes_a_part)
+            if "random" in own:
+                torch.set_rng_state(own["random"])
             if "random_cuda" in own:
                 torch.cuda.set_rng_state(own["random_cuda"])
         except (CompressiveError, KeyError, TypeError, RuntimeError) as error:
