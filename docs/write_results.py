@@ -3,8 +3,8 @@
     python docs/write_results.py
 
 Between `<!-- results of NAME -->` and `<!-- end of results -->` the page gets what results/NAME.json says: a
-results.json of `compressive experiment`, or what examples/transfer.py or examples/buckets.py prints. A place whose
-file is missing says so.
+results.json of `compressive experiment`, or what a script of examples/ (transfer.py, buckets.py, foreign_lines.py)
+prints. A place whose file is missing says so.
 All other text of the page is left as it is. Pictures need matplotlib (extra `plot`).
 """
 
@@ -71,6 +71,8 @@ def part_of(name: str, content: Mapping[str, Any]) -> str:
         return _transfer(name, content)
     if "buckets" in content:
         return _buckets(name, content)
+    if "foreign_lines" in content:
+        return _foreign_lines(name, content)
     page = Results(content).page([f"results-{name}.svg"])
     versions = {
         f"{library} {version}"
@@ -141,6 +143,15 @@ def _buckets(name: str, content: Mapping[str, Any]) -> str:
         f"tokens before it in the document."
     )
     return "\n\n".join([*parts, explained, f"```bash\n{content['command']}\n```", _all_numbers(name)])
+
+
+def _foreign_lines(name: str, content: Mapping[str, Any]) -> str:
+    rows = ["| lines from | area under the curve | smallest and largest |", "| :-- | --: | --: |"]
+    for source, areas in content["foreign_lines"].items():
+        rows.append(f"| {source} | {statistics.fmean(areas):.4f} | {min(areas):.4f} to {max(areas):.4f} |")
+    seeds = ", ".join(map(str, content["seeds"]))
+    told = f"Among lines of {content['log']}; {content['steps']:,} steps, mean over seeds {seeds}."
+    return "\n\n".join(["\n".join(rows), told, f"```bash\n{content['command']}\n```", _all_numbers(name)])
 
 
 def _all_numbers(name: str) -> str:

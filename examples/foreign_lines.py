@@ -1,6 +1,6 @@
 """Are lines that do not belong into a log more surprising than its own? Trains on its first part, scores the rest.
 
-    python examples/foreign_lines.py OpenSSH_2k.log Linux_2k.log Apache_2k.log HDFS_2k.log BGL_2k.log --out runs/lines
+    python examples/foreign_lines.py logs/OpenSSH_2k.log logs/Linux_2k.log logs/Apache_2k.log --out runs/lines
 
 Of each of the other files lines are put among those of the second part, one after every 19, and all are scored as
 `compressive score` scores them: a stream that has read the end of the first part reads on. Prints the area
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,7 +108,9 @@ def main() -> None:
         for path in given.foreign:
             area = foreign_score(run, lines[cut - READ_BEFORE : cut], lines[cut:], lines_of(path))
             results.setdefault(path.name, []).append(round(area, 4))
-    print(json.dumps({"log": given.log.name, "steps": given.steps, "seeds": given.seeds, "auc": results}, indent=1))
+    command = shlex.join(["python", "examples/foreign_lines.py", *sys.argv[1:]])
+    report = {"command": command, "format": 1, "log": given.log.name, "steps": given.steps, "seeds": given.seeds}
+    print(json.dumps({**report, "foreign_lines": results}, indent=1))
 
 
 if __name__ == "__main__":

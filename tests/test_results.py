@@ -138,6 +138,20 @@ def test_buckets_have_tables_of_their_own(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_foreign_lines_have_a_table_of_their_own() -> None:
+    content = {
+        "command": "python examples/foreign_lines.py a b",
+        "format": 1,
+        "log": "a",
+        "steps": 1234,
+        "seeds": [3, 4],
+    }
+    part = SCRIPT["part_of"]("tiny", {**content, "foreign_lines": {"b": [0.5, 1.0]}})
+    assert "| b | 0.7500 | 0.5000 to 1.0000 |" in part
+    assert "Among lines of a; 1,234 steps, mean over seeds 3, 4." in part
+    assert content["command"] in part
+
+
 def test_transfer_has_a_table_of_its_own(tmp_path: Path) -> None:
     page = SCRIPT["fill"](PAGE, SCRIPT["read_results"](write(tmp_path, TRANSFER)))
     assert "| own f_c | 2.1000 ± 0.1414 | – | – | – |" in page
