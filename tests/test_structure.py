@@ -37,6 +37,7 @@ ORDER = [
     "embedding",
     "inputs",
     "model",
+    "shards",
     "transfer",
     "describe",
     "tokenizer",

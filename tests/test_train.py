@@ -320,10 +320,11 @@ def test_parts_of_a_step_do_not_change_it(corpus: Corpus, tmp_path: Path) -> Non
 class Job:
     """The command `train` in processes of their own."""
 
-    def __init__(self, corpus: Corpus, folder: Path, *, run: str = "job", **model: Any) -> None:
+    def __init__(self, corpus: Corpus, folder: Path, *, run: str = "job", sharded: bool = False, **model: Any) -> None:
         self.model, self.run, config = model, folder / run, folder / "config.toml"
+        training = {**TRAINING, **SLOW, "sharded": sharded}
         with config.open("w") as file:
-            for name, table in {"model": {**MODEL, **model}, "train": {**TRAINING, **SLOW}}.items():
+            for name, table in {"model": {**MODEL, **model}, "train": training}.items():
                 lines = (f"{field} = {json.dumps(value)}" for field, value in table.items())
                 print(f"[{name}]", *lines, sep="\n", file=file)
         self.command = ["-m", "compressive_transformer.cli", "train", str(config), str(corpus.path), str(self.run)]
@@ -374,13 +375,14 @@ class Job:
         (2, 2, {"compression_loss": "attention"}),
         (2, 1, {"compression_loss": "bptt"}),
         (1, 2, {"compression": "most-used", "compression_loss": "none"}),
+        (2, 2, {"sharded": True}),
     ],
 )
 def test_processes_train_as_one_and_go_on_from_the_middle_of_an_update_in_any_number(
-    corpus: Corpus, tmp_path: Path, before: int, after: int, model: dict[str, str]
+    corpus: Corpus, tmp_path: Path, before: int, after: int, model: dict[str, Any]
 ) -> None:
-    alone = tiny_run(corpus, tmp_path / "alone", model=model, **SLOW)
     job = Job(corpus, tmp_path, **model)
+    alone = tiny_run(corpus, tmp_path / "alone", model=job.model, **SLOW)
     job.finish(before, "--stop-at", "5")
     job.finish(after, "--resume")
     job.assert_learned_what_one_process_learns(alone, tmp_path / "alone")

@@ -66,6 +66,8 @@ class Block(nn.Module):
 
     gradient_checkpointing = False
     """Whether backward computes again what `forward` would keep for it; random numbers are drawn alike."""
+    compression_in_graph = False
+    """Whether the compression function gets a gradient, of zeros, even where nothing was evicted."""
     compiled = False
     """Whether `read` goes through torch.compile where there is gradient."""
 
@@ -133,7 +135,11 @@ class Block(nn.Module):
         if received is not None:
             sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
             tiers = replace(tiers, usage=sums)
-        return hidden, self.commit(tiers, segment.detach(), projected, chunk)
+        tiers = self.commit(tiers, segment.detach(), projected, chunk)
+        if self.compression_in_graph and self.learns_to_compress and torch.is_grad_enabled():
+            own = [p for name, p in self.named_parameters() if name.startswith("compression")]
+            tiers = replace(tiers, loss=tiers.loss + 0 * torch.stack([p.sum() for p in own]).sum())
+        return hidden, tiers
 
     def read(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .config import TrainConfig
 from .model import CompressiveTransformer
+from .shards import placed, whole
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Optimiser:
 
     def step(self, step: int) -> Update:
         """Update all parameters with the rates of `step`, if all gradients are finite; then forget the gradients."""
-        norm = nn.utils.clip_grad_norm_(self.network, self.config.clip)
-        compression_norm = nn.utils.clip_grad_norm_(self.compression, self.config.compression_clip)
+        norm = whole(nn.utils.clip_grad_norm_(self.network, self.config.clip))
+        compression_norm = whole(nn.utils.clip_grad_norm_(self.compression, self.config.compression_clip))
         rate = scheduled(self.config, step, self.config.learning_rate)
         compression_rate = scheduled(self.config, step, self.config.compression_learning_rate)
         own, update = set(self.compression), Update(rate, norm, compression_norm)
@@ -82,7 +83,7 @@ class Optimiser:
     def state(self) -> dict[str, Tensor]:
         """Named tensors of the optimisers, the same in each process; `restore` goes on from them and `gradients`."""
         return {
-            f"{kind}.{key}.{self.names[parameter]}": value
+            f"{kind}.{key}.{self.names[parameter]}": whole(value)
             for kind, optimiser in self.optimisers.items()
             for parameter, values in optimiser.state.items()
             for key, value in values.items()
@@ -91,7 +92,9 @@ class Optimiser:
     def gradients(self) -> dict[str, Tensor]:
         """What has been accumulated since the last update, by name; each process has gradients of its own."""
         return {
-            f"gradient.{name}": parameter.grad for parameter, name in self.names.items() if parameter.grad is not None
+            f"gradient.{name}": whole(parameter.grad)
+            for parameter, name in self.names.items()
+            if parameter.grad is not None
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -100,11 +103,11 @@ class Optimiser:
         for name, value in tensors.items():
             kind, _, rest = name.partition(".")
             if kind == "gradient":
-                parameters[rest].grad = value.to(parameters[rest].device)
+                parameters[rest].grad = placed(value, parameters[rest])
             elif kind in self.optimisers:
                 key, _, target = rest.partition(".")
                 parameter = parameters[target]
-                self.optimisers[kind].state[parameter][key] = value.to(parameter.device)
+                self.optimisers[kind].state[parameter][key] = placed(value, parameter)
 
 
 def is_hidden(name: str) -> bool:

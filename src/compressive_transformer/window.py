@@ -9,9 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .config import TrainConfig
 from .lanes import Segment
 from .memory import Memory
 from .model import CompressiveTransformer
+from .processes import Processes
+from .shards import shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,18 @@ class Window(nn.Module):
             commits=(errors > 0).sum(0),
             memory=memory.detach(),
         )
+
+
+def parallel_window(model: CompressiveTransformer, config: TrainConfig, processes: Processes) -> nn.Module:
+    """A window whose gradients are averaged over all processes; with `sharded` each holds a share of the parameters."""
+    window = Window(model, config.precision)
+    if processes.world == 1:
+        return window
+    if config.sharded:
+        shard(model, processes)
+        return window
+    # A step whose lanes all read short documents compresses nothing, so f_c may get no gradient.
+    return nn.parallel.DistributedDataParallel(window, find_unused_parameters=True)
 
 
 def lane_parts(segments: Sequence[Segment], count: int) -> list[list[Segment]]:

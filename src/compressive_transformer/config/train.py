@@ -58,6 +58,8 @@ class TrainConfig:
     """Whether backward computes again what a block would keep for it: less activation memory, more time."""
     compile: bool = False
     """Whether the tensor work of blocks goes through torch.compile in training; of one shape, it is compiled once."""
+    sharded: bool = False
+    """Whether several processes share parameters, gradients and moments (FSDP2) instead of holding all of them each."""
     skips_in_a_row: int = 10
     """Updates in a row that may be left out because their gradients are not finite; one more ends the run."""
     seed: int = 0
@@ -89,6 +91,8 @@ class TrainConfig:
         for name in ("learning_rate", "clip", "compression_clip"):
             if not getattr(self, name) > 0:
                 raise CompressiveError(f"{name} ({getattr(self, name)}) must be more than 0")
+        if self.sharded and self.optimiser == "muon":
+            raise CompressiveError("sharded needs optimiser = 'adamw': Muon orthogonalises whole matrices")
         if self.warmup > self.steps:
             raise CompressiveError(f"warmup ({self.warmup}) must be at most steps ({self.steps})")
         if self.seed >= 2**63:

@@ -65,6 +65,11 @@ class Memory:
         """The same memory outside of any graph."""
         return self._map(lambda states: states.detach())
 
+    def finite(self) -> Tensor:
+        """Whether all that a lane remembers is finite, `[batch]` on the CPU."""
+        tiers = (*self.compressed, *self.recent, *self.pending, *self.usage)
+        return torch.stack([states.isfinite().flatten(1).all(1) for states in tiers]).all(0).cpu()
+
     def to(self, *args: Any, **kwargs: Any) -> Memory:
         """The memory with its states on another device or in another dtype, as `torch.Tensor.to`."""
         return self._map(lambda states: states.to(*args, **kwargs))

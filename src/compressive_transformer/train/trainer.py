@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..blocks import Block
 from ..checkpoint import ResumePoint, save
@@ -19,18 +19,18 @@ from ..corpus import Corpus
 from ..errors import CompressiveError
 from ..evaluate import Evaluation, beginnings, evaluate
 from ..lanes import Lanes, Segment
-from ..memory import Memory
 from ..model import CompressiveTransformer
 from ..optimiser import Optimiser, Update, update_period
 from ..processes import Processes
 from ..progress import Progress, Sums, cut_log, skip_line
 from ..reports import Reports
 from ..settings import as_table, with_defaults
+from ..shards import gathered, placed
 from ..stream import Stream
 from ..trackers import TrackerName, open_tracker
-from ..window import Window, lane_parts
+from ..window import lane_parts, parallel_window
+from .carrying import memories_of, named_memories, own_state
 from .counters import Counters, check_fits, check_same
-from .sharing import memories_of, named_memories, own_state
 from .signals import StopSignals
 
 Resume = bool | int | Literal["if-any"]
@@ -55,9 +55,7 @@ class Trainer:
         self.model = model.to(processes.device).train()
         for block in cast(Iterable[Block], self.model.blocks):
             block.gradient_checkpointing, block.compiled = config.gradient_checkpointing, config.compile
-        # A step whose lanes all read short documents compresses nothing, so f_c may get no gradient.
-        parallel, window = nn.parallel.DistributedDataParallel, Window(model, config.precision)
-        self.window = parallel(window, find_unused_parameters=True) if processes.world > 1 else window
+        self.window = parallel_window(model, config, processes)
         self.segments = config.segments_of(model.config)
         self.optimiser = Optimiser(model, config)
         self.lanes = Lanes(
@@ -168,7 +166,7 @@ class Trainer:
 
         Raises CompressiveError where too many updates in a row were skipped.
         """
-        masks = [~_finite_lanes(memory) for memory in self.memories]
+        masks = [~memory.finite() for memory in self.memories]
         self.memories = [memory.reset(mask) for memory, mask in zip(self.memories, masks, strict=True)]
         bad = torch.cat(masks)
         # Of each lane of all processes 0, or one more than the number of the document that it reads.
@@ -203,17 +201,18 @@ class Trainer:
         """The score on the validation split; the best model so far is kept as model.safetensors."""
         processes = self.processes
         batch = max(self.config.batch, processes.world)
-        result = evaluate(self.model, self.validation, batch=batch, rank=processes.rank, world=processes.world)
+        model = gathered(self.model)
+        result = evaluate(model, self.validation, batch=batch, rank=processes.rank, world=processes.world)
         reached, best = result.total.bits_per_byte, self.counters.best
         if math.isfinite(reached) and (best is None or reached < best):
             self.counters.best = reached
             if processes.leads:
-                save(self.out, self.model, self.corpus.tokenizer)
+                save(self.out, model, self.corpus.tokenizer)
         return result
 
     def sample(self) -> str:
         """Text that the model writes now, always from the same seed."""
-        stream = Stream(self.model, self.corpus.tokenizer)
+        stream = Stream(gathered(self.model), self.corpus.tokenizer)
         return stream.write(self.config.sample_tokens, seed=self.config.seed)
 
     def checkpoint(self) -> None:
@@ -221,9 +220,10 @@ class Trainer:
         own = {**named_memories(self.memories), **self.optimiser.gradients(), "random": torch.get_rng_state()}
         if self.processes.device.type == "cuda":
             own["random_cuda"] = torch.cuda.get_rng_state()
+        model = gathered(self.model)
         if self.processes.leads and self.counters.best is None:
-            save(self.out, self.model, self.corpus.tokenizer)
-        parameters = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+            save(self.out, model, self.corpus.tokenizer)
+        parameters = {f"model.{name}": value for name, value in model.state_dict().items()}
         state = {
             "counters": asdict(self.counters),
             "lanes": self.lanes.state_dict(),
@@ -271,7 +271,8 @@ class Trainer:
             shared = point.shared()
             own = own_state(point, self.processes_before, parts=self.config.accumulation, processes=self.processes)
             parameters = {k.removeprefix("model."): v for k, v in shared.items() if k.startswith("model.")}
-            self.model.load_state_dict(parameters)
+            current = self.model.state_dict()
+            self.model.load_state_dict({k: placed(v, current[k]) if k in current else v for k, v in parameters.items()})
             self.optimiser.restore({**shared, **own})
             self.counters = Counters(**state["counters"])
             if self.counters.step != point.step:
@@ -288,9 +289,3 @@ class Trainer:
         except (CompressiveError, KeyError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())  # PyTorch's take several lines
             raise CompressiveError(f"{point.folder}: damaged checkpoint: {reason}") from None
-
-
-def _finite_lanes(memory: Memory) -> Tensor:
-    """Whether all that a lane remembers is finite, `[lane]` on the CPU."""
-    tiers = (*memory.compressed, *memory.recent, *memory.pending, *memory.usage)
-    return torch.stack([states.isfinite().flatten(1).all(1) for states in tiers]).all(0).cpu()

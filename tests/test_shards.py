@@ -1,0 +1,68 @@
+"""Parameters in shards: each process holds its share, and all of them make the model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressive_transformer.config import TrainConfig
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.shards import gathered, placed, whole
+from runs import tiny_model
+
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+SCRIPT = """
+import torch
+from compressive_transformer.processes import joined
+from compressive_transformer.shards import gathered, placed, shard
+from runs import tiny_model
+
+with joined() as processes:
+    model = tiny_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    shard(model, processes)
+    held = sum(parameter.to_local().numel() for parameter in model.parameters())
+    total = sum(value.numel() for value in before.values())
+    assert total / 2 <= processes.total(torch.tensor(float(held))) / 2 <= 1.01 * total / 2, (held, total)
+    assert held < 0.55 * total
+    after = gathered(model).state_dict()
+    assert after.keys() == before.keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(after[name], before[name]), name
+        assert torch.equal(placed(before[name], parameter).to_local(), parameter.to_local()), name
+    print("shares agree")
+"""
+
+
+def test_each_process_holds_its_share_and_all_make_the_model() -> None:
+    done = subprocess.run(
+        [*LAUNCH, "--no-python", sys.executable, "-c", SCRIPT],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths()},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("shares agree") == 2
+
+
+def paths() -> str:
+    return os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
+def test_what_is_whole_stays_as_it_is() -> None:
+    model = tiny_model()
+    assert gathered(model) is model
+    tensor = torch.ones(3)
+    assert whole(tensor) is tensor
+    assert placed(tensor, like=torch.zeros(3)) is tensor
+
+
+def test_muon_is_refused_where_matrices_are_in_shards() -> None:
+    with pytest.raises(CompressiveError, match="sharded needs optimiser = 'adamw'"):
+        TrainConfig(sharded=True, optimiser="muon")
