@@ -64,7 +64,7 @@ def _target(link: str, folder: Path, linked: set[Path]) -> str:
     if not path or re.match(r"\w+:", link) or not file.exists():
         return link
     names = {ROOT / page: f"{name}.md" for name, page in FROM_ROOT.items()}
-    if file in names or (file.parent == DOCS and file.suffix in (".md", ".svg")):
+    if file in names or (file.parent == DOCS and file.suffix in (".md", ".svg", ".png")):
         return names.get(file, file.name) + hash_sign + heading
     linked.add(file)
     linked.update(path for path in file.glob("*") if path.is_file())

@@ -62,6 +62,7 @@ class Lane:
         self.inputs = [[] for _ in layers]  # what attention read of every token since the start
         self.groups = [[] for _ in layers]  # every compressed state since the start
         self.received = [[] for _ in layers]  # attention weights that each token's state received, one a token and head
+        self.weights = [[] for _ in layers]  # attention weights of each token's query, one row a head, as `readable`
         self.seen = 0
         self.compression_loss = torch.zeros((), dtype=torch.float64)
 
@@ -139,6 +140,7 @@ class Lane:
         _, first = self.counts(layer, self.seen - self.seen % c.segment_length)
         read = list(self.readable(layer))
         mixed = []
+        self.weights[layer].append([])
         for head in range(c.n_heads):
             part = slice(head * width, (head + 1) * width)
             scores, values = [], []
@@ -155,6 +157,7 @@ class Lane:
                 position = (query[part] + w[f"{name}.{own}position_bias"][head]) @ relative
                 scores.append((content + position) / math.sqrt(width))
             weights = torch.softmax(torch.stack(scores), 0)
+            self.weights[layer][-1].append(weights.tolist())
             for back, received in enumerate(reversed(self.received[layer][first:])):
                 received.append(weights[-1 - back].item())  # recent memory and the segment are read last
             mixed.append(sum(weight * value for weight, value in zip(weights, values, strict=True)))

@@ -17,16 +17,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compressive_transformer.checkpoint import load
+from compressive_transformer.checkpoint import load, save
 from compressive_transformer.cli import COMMANDS, main
+from compressive_transformer.cli.inspecting import Chosen, Frequency
 from compressive_transformer.cli.making import Resuming
 from compressive_transformer.cli.using import Measures, Sampling, Text
 from compressive_transformer.comparison import compare, compare_runs
 from compressive_transformer.compression import COMPRESSIONS
 from compressive_transformer.corpus import Corpus, open_corpus, prepare
 from compressive_transformer.evaluate import ByFrequency, ByPosition, dynamic_evaluate, evaluate
+from compressive_transformer.inspection import InspectionReport, inspect_text
 from compressive_transformer.stream import Stream
-from runs import MODEL, TRAINING, write_books
+from compressive_transformer.tokenizer import MuLawTokenizer, train_bpe
+from runs import MODEL, TRAINING, tiny_model, write_books
 
 pytestmark = pytest.mark.usefixtures("cpu")
 
@@ -195,6 +198,40 @@ def test_a_prompt_may_come_from_standard_input(
     assert from_file.code == 0
 
 
+def test_a_text_is_inspected_as_numbers_and_as_a_page(
+    command: Run, finished: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="the page needs the extra `plot`")
+    text, page = tmp_path / "book.txt", tmp_path / "report.html"
+    text.write_bytes("“Call me”\r\nIshmael, Ishmael, Ishmael. ".encode() * 3)
+    page.write_text("earlier")
+    options = ["--data", corpus.path, "--borders", 30, 3, "--token", 5, 60, "--spread", 2]
+    done = command("inspect", finished, text, "--out", page, "--against", finished, *options, "--json")
+    assert (done.code, done.err) == (0, f"the page is in {page}\n")
+    content = "“Call me”\nIshmael, Ishmael, Ishmael. " * 3
+    found = inspect_text(*load(finished), content, tokens=[5, 60], spread=2)
+    names = {"name": str(finished), "against_name": str(finished), "text_name": "book.txt"}
+    expected = InspectionReport(found, found, ByFrequency(corpus, (30, 3)), **names).table()
+    assert json.loads(done.out) == json.loads(json.dumps(expected))
+    assert "“Call me”" in page.read_text(encoding="utf-8")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes()), encoding="ascii"))
+    done = command("inspect", finished, "-", "--spread", 0)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"{found}\n"
+    assert "without compressed memory" in done.out
+
+
+def test_bytes_that_are_no_text_are_inspected_by_a_model_of_bytes(command: Run, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(b"\xff\x00 caf\xe9 \xf0\x9f")
+    done = command("inspect", finished, tmp_path / "raw", "--json")
+    assert done.code == 0
+    (run,) = json.loads(done.out)["runs"]
+    expected = Stream(*load(finished)).score(b"\xff\x00 caf\xe9 \xf0\x9f").tolist()
+    assert run["nats"] == pytest.approx(expected, abs=1e-4)
+    assert run["text"] == "\N{REPLACEMENT CHARACTER}\x00 caf\N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER}"
+
+
 @pytest.mark.parametrize("content", [None, ""])
 def test_without_text_to_read_a_new_document_begins(
     command: Run, finished: Path, tmp_path: Path, content: str | None
@@ -286,6 +323,7 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
     function = COMMANDS[name]
     # Options that commands share, or that belong together.
     groups = {"text": Text, "measures": Measures, "sampling": Sampling, "resuming": Resuming}
+    groups |= {"chosen": Chosen, "frequency": Frequency}
     for argument in function.__annotations__:
         if argument in groups:
             assert all(f"--{field.replace('_', '-')}" in done.out for field in groups[argument].__dataclass_fields__)
@@ -298,7 +336,7 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
                 "data": "DATA",
                 "run": "RUN",
             }
-            shown |= {"first": "FIRST", "second": "SECOND"}
+            shown |= {"first": "FIRST", "second": "SECOND", "document": "TEXT"}
             out = argument == "out" and name in ("prepare", "experiment", "export")
             flag = "OUT" if out else f"--{argument.replace('_', '-')}"
             assert shown.get(argument, flag) in done.out, argument
@@ -534,6 +572,57 @@ def test_text_that_cannot_be_written(
     if content is not None:
         prompt.write_bytes(content)
     assert_failed(command("generate", finished, "--prompt", prompt, *options), message)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (None, [], "book.txt: No such file or directory"),
+        (b"", [], "book.txt: empty; expected a text to read"),
+        (b"text", ["--token", 4], "token (4) must lie in 0 .. 3"),
+        (b"text", ["--spread", -1], "spread (-1) must be 0 or more"),
+        (b"text", ["--borders", 3], "--borders divide words by frequency: give a corpus with --data too"),
+        (b"text", ["--data", "nowhere"], "nowhere"),
+        (b"text", ["--against", "nowhere"], "nowhere: no such folder; expected a run"),
+        (b"text", ["--against", "sound"], "sound is a model of sound, and there is no text to show"),
+        (b"caf\xe9", ["--against", "bpe"], "book.txt: not UTF-8 at byte 3; convert it first, or inspect a model"),
+        (b"text", ["--out", "."], ". is a folder: give the page a name, such as report.html"),
+        (b"text", ["--out", "nowhere/report.html"], "the folder nowhere does not exist; make it first"),
+    ],
+)
+def test_text_that_cannot_be_inspected(
+    command: Run,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    options: list[Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bpe = train_bpe(["some text"], 260)
+    for name, tokenizer in {"sound": MuLawTokenizer(8000), "bpe": bpe}.items():
+        if name in options:
+            save(name, tiny_model(vocab_size=tokenizer.vocab_size), tokenizer)
+    if content is not None:
+        Path("book.txt").write_bytes(content)
+    before = tree(tmp_path)
+    assert_failed(command("inspect", finished, "book.txt", *options), message)
+    assert tree(tmp_path) == before
+
+
+def test_an_interrupted_inspection_leaves_an_earlier_page(
+    command: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "book.txt").write_text("text")
+    (tmp_path / "report.html").write_text("earlier")
+    monkeypatch.setattr("compressive_transformer.cli.inspecting.inspect_text", interrupt)
+    done = command("inspect", finished, tmp_path / "book.txt", "--out", tmp_path / "report.html")
+    assert_failed(done, "interrupted; nothing was written")
+    assert (tmp_path / "report.html").read_text() == "earlier"
 
 
 def test_an_interruption_is_one_line(

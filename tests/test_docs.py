@@ -213,6 +213,24 @@ def test_the_commands_of_the_evaluation_page_run_one_after_another(
     assert all(printed)
 
 
+def test_the_commands_of_the_inspection_page_run_one_after_another(
+    place: Path, corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="the page needs the extra `plot`")
+    shutil.copytree(corpus.path, place / "data")
+    for run in ("base", "xl"):
+        shutil.copytree(finished, place / "runs" / run)
+    for arguments, file in map(without_file, commands_of(ROOT / "docs" / "inspection.md")):
+        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
+        cli.main()
+        printed = capsys.readouterr().out
+        if file:
+            file.write_text(printed, encoding="utf-8")
+    (run,) = json.loads(Path("report.json").read_text(encoding="utf-8"))["runs"]
+    assert {17, 250} <= {token["token"] for token in run["tokens"]}
+    assert Path("report.html").stat().st_size < Path("both.html").stat().st_size
+
+
 def test_the_commands_for_evaluation_as_in_the_paper_run_one_after_another(
     place: Path, corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

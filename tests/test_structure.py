@@ -52,6 +52,7 @@ ORDER = [
     "keeping",
     "stream",
     "live",
+    "inspection",
     "optimiser",
     "window",
     "trackers",

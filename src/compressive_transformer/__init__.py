@@ -10,6 +10,7 @@ from .describe import Cost, Description, describe
 from .errors import CompressiveError, CompressiveWarning
 from .evaluate import ByFrequency, ByPosition, Evaluation, Score, beginnings, dynamic_evaluate, evaluate, sweep
 from .experiment import Results, run_experiment
+from .inspection import Inspection, InspectionReport, inspect_text
 from .lanes import Segment, lanes
 from .live import ScoredLine, score_lines
 from .memory import Memory, SlotLayout
@@ -36,6 +37,8 @@ __all__ = [
     "Description",
     "Document",
     "Evaluation",
+    "Inspection",
+    "InspectionReport",
     "Memory",
     "ModelConfig",
     "Output",
@@ -56,6 +59,7 @@ __all__ = [
     "describe",
     "dynamic_evaluate",
     "evaluate",
+    "inspect_text",
     "lanes",
     "load",
     "load_tokenizer",

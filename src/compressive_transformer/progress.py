@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from .files import whole_file
 from .processes import Processes
 from .trackers import Tracker
 from .window import Read
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 
 class Sums:
@@ -53,28 +56,34 @@ class Sums:
         }
 
 
+def new_bar() -> Bar:
+    """A bar on stderr with the time that is left, which shows nothing where nobody watches a terminal."""
+    # Only who waits for something waits for this import.
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    return Bar(*columns, console=console, disable=not console.is_terminal)
+
+
 class Progress:
     """Writes log.jsonl in the run's folder, and shows a bar on a terminal or lines elsewhere, on stderr."""
 
     def __init__(self, out: Path, last: int, *, step: int, tracker: Tracker | None) -> None:
-        # Only who trains waits for this import.
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
         self.file = (out / "log.jsonl").open("a", encoding="utf-8")
         self.last = last
         self.tracker = tracker
-        self.console = Console(stderr=True)
-        columns = (
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        self.bar = Bar(*columns, console=self.console, disable=not self.console.is_terminal)
+        self.bar = new_bar()
+        self.console = self.bar.console
         self.task = self.bar.add_task("", total=last, completed=step)
 
     def __enter__(self) -> Self:

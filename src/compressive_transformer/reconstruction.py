@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from .corpus import Split
 from .lanes import Lanes, Segment
 from .memory import Memory, SlotLayout, new_groups
 from .model import CompressiveTransformer
+
+Commits = dict[int, tuple[Projected, Tensor, Tensor]]
+"""By layer, the projections, evicted groups and compressed states of its commit."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,13 @@ class Reconstruction:
     """That of the model's compression functions."""
     mean_pooling: tuple[float, ...]
     """That of mean pooling on the same evicted states."""
+
+    @classmethod
+    def of(cls, squares: Tensor) -> Self:
+        """The relative errors of summed `squares [n_layers, 3]`, see `squares_of_commits`."""
+        error, pooled, target = squares.unbind(1)
+        target = target.clamp(min=torch.finfo(target.dtype).tiny)
+        return cls(tuple((error / target).tolist()), tuple((pooled / target).tolist()))
 
 
 def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch: int = 8) -> Reconstruction:
@@ -50,21 +60,26 @@ def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch
             totals += sums
     finally:
         model.train(training)
-    error, pooled, target = totals.unbind(1)
-    target = target.clamp(min=torch.finfo(target.dtype).tiny)
-    return Reconstruction(tuple((error / target).tolist()), tuple((pooled / target).tolist()))
+    return Reconstruction.of(totals)
 
 
 @torch.no_grad()
 def _read(model: CompressiveTransformer, segment: Segment, memory: Memory) -> tuple[Memory, Tensor]:
-    """The next memory, and `[n_layers, 3]`: squares of the error, of mean pooling's, and of the target."""
-    with _commits(model) as commits:
+    """The next memory, and the squares of the commits on the way to it."""
+    with watched_commits(model) as commits:
         after = model(segment.tokens.to(model.embedding.weight.device), memory, segment.lengths).memory
+    return after, squares_of_commits(model, commits, before=memory.seen, after=after.seen)
+
+
+def squares_of_commits(model: CompressiveTransformer, commits: Commits, *, before: Tensor, after: Tensor) -> Tensor:
+    """Summed squares `[n_layers, 3]` of what one reading committed: the error, mean pooling's, and the target.
+
+    `before` and `after [batch]` are the tokens seen before and after it. A layer that committed nothing has 0.
+    """
     sums = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
     for layer, (projected, evicted, new) in commits.items():
         attention: Any = model.blocks[layer].attention
-        layout = SlotLayout.of(model.config, layer)
-        counts = new_groups(layout, before=memory.seen, after=after.seen)
+        counts = new_groups(SlotLayout.of(model.config, layer), before=before, after=after)
         queries = attention.content_queries(projected.queries)  # of whole segments
         target_slots = attention.frozen_keys_values(evicted.flatten(1, 2))
         new = matched(new, evicted) if model.blocks[layer].matches else new
@@ -74,14 +89,14 @@ def _read(model: CompressiveTransformer, segment: Segment, memory: Memory) -> tu
             slots = attention.frozen_keys_values(compressed)
             squares, target = attention_reconstruction(queries, target_slots, slots, counts=counts)
             sums[layer, at], sums[layer, 2] = squares.double().sum(), target.double().sum()
-    return after, sums
+    return sums
 
 
 @contextlib.contextmanager
-def _commits(model: CompressiveTransformer) -> Iterator[dict[int, tuple[Projected, Tensor, Tensor]]]:
-    """Filled while the model reads: the projections, evicted groups and compressed states of each layer's commit."""
+def watched_commits(model: CompressiveTransformer) -> Iterator[Commits]:
+    """Filled while the model reads a segment of each lane at a time, and stays so until the next one is read."""
     projected: dict[int, Projected] = {}
-    commits: dict[int, tuple[Projected, Tensor, Tensor]] = {}
+    commits: Commits = {}
     handles = []
 
     def watch(layer: int, attention: Any, compression: Any) -> None:

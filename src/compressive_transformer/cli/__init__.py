@@ -12,6 +12,7 @@ from ..errors import CompressiveError
 from .describing import describe
 from .experimenting import experiment
 from .exporting import export
+from .inspecting import inspect
 from .making import demo, prepare, train
 from .plugin import take_plugins
 from .recalling import recall
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "generate": generate,
     "score": score,
+    "inspect": inspect,
     "export": export,
     "describe": describe,
     "experiment": experiment,

@@ -135,14 +135,19 @@ class MostUsed(Compression):
 
     def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:  # type: ignore[override]
         """`[batch, group, compression_rate, d_model]`, usage `[batch, group, compression_rate]` -> as others."""
-        groups = evicted.shape[1]
-        states, usage = evicted.flatten(1, 2), usage.flatten(1)
+        return evicted.flatten(1, 2).gather(1, self.kept(usage)[:, :, None].expand(-1, -1, self.d_model))
+
+    def kept(self, usage: Tensor) -> Tensor:
+        """Places `[batch, group]` of the kept states among all that are evicted, for their `usage` as `forward` has it.
+
+        Where a lane has groups of padding, as many places at the old end mean nothing.
+        """
+        groups, usage = usage.shape[1], usage.flatten(1)
         kept = usage.isfinite().sum(1, keepdim=True) // self.compression_rate
         # Of equally used states the earlier one is kept, on every device.
         ranked = usage.sort(dim=1, descending=True, stable=True).indices[:, :groups]
         beyond = torch.arange(groups, device=kept.device) >= kept
-        places = ranked.masked_fill(beyond, -1).sort(dim=1).values.clamp(min=0)  # as many at the old end as padding
-        return states.gather(1, places[:, :, None].expand(-1, -1, self.d_model))
+        return ranked.masked_fill(beyond, -1).sort(dim=1).values.clamp(min=0)
 
 
 class AttentionPool(Compression):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -139,8 +139,11 @@ class ByFrequency(Buckets):
 
     def of(self, split: Split) -> Assignment:
         """Reads the whole training split, a document at a time, to count the words that `split` has."""
+        return self.of_texts(self.corpus.tokenizer.decode(split.read(number)) for number in range(len(split.documents)))
+
+    def of_texts(self, texts: Iterable[str]) -> Assignment:
+        """The same for any texts."""
         tokenizer, train = self.corpus.tokenizer, self.corpus.train
-        texts = (tokenizer.decode(split.read(number)) for number in range(len(split.documents)))
         counts = dict.fromkeys((word for text in texts for word in text.split()), 0)
         for number in range(len(train.documents)):
             for word, count in Counter(tokenizer.decode(train.read(number)).split()).items():
