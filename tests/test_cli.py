@@ -27,6 +27,7 @@ from compressive_transformer.compression import COMPRESSIONS
 from compressive_transformer.corpus import Corpus, open_corpus, prepare
 from compressive_transformer.evaluate import ByFrequency, ByPosition, dynamic_evaluate, evaluate
 from compressive_transformer.inspection import InspectionReport, inspect_text
+from compressive_transformer.serve import Limits
 from compressive_transformer.stream import Stream
 from compressive_transformer.tokenizer import MuLawTokenizer, train_bpe
 from runs import MODEL, TRAINING, tiny_model, write_books
@@ -323,7 +324,7 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
     function = COMMANDS[name]
     # Options that commands share, or that belong together.
     groups = {"text": Text, "measures": Measures, "sampling": Sampling, "resuming": Resuming}
-    groups |= {"chosen": Chosen, "frequency": Frequency}
+    groups |= {"chosen": Chosen, "frequency": Frequency, "limits": Limits}
     for argument in function.__annotations__:
         if argument in groups:
             assert all(f"--{field.replace('_', '-')}" in done.out for field in groups[argument].__dataclass_fields__)

@@ -50,6 +50,7 @@ ORDER = [
     "comparison",
     "decoding",
     "keeping",
+    "sampling",
     "stream",
     "live",
     "inspection",
@@ -62,6 +63,7 @@ ORDER = [
     "hf",
     "harness",
     "experiment",
+    "serve",
     "demo",
     "cli",
 ]
@@ -158,6 +160,7 @@ def test_importing_the_package_waits_for_no_library_that_only_some_of_it_needs()
     code = "import sys, compressive_transformer; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     optional = {"datasets", "lm_eval", "matplotlib", "pyarrow", "sentencepiece", "tensorboard", "trackio"}
+    optional |= {"fastapi", "uvicorn"}
     assert not (optional | {"rich", "tokenizers", "transformers", "tyro", "wandb"}) & set(loaded.stdout.split())
 
 

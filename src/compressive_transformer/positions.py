@@ -89,9 +89,28 @@ def relative_positions(
     recent_slots = layout.recent_length + width
     grids = [_recent_grid(config, layout, pending, queries, recent_slots, like)]
     if layout.compressed_length:
-        offsets = pending + layout.waiting(seen) if span else pending
-        grids.insert(0, _compressed_grid(config, layout, offsets, queries, step, like))
+        grids.insert(0, _compressed_grid(config, layout, seen, queries, step, like))
     return RelativePositions(_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
+
+
+def distance_tables(config: ModelConfig, layout: SlotLayout, like: Tensor) -> tuple[Tensor, ...]:
+    """Sinusoids of all distances at which tokens of a segment see recent slots, then compressed ones, if there are any.
+
+    The token at place p of its segment sees recent slot s, those of the segment being the last ones, as row
+    s + segment_length - 1 - p of the first `[recent + segment_length, d_model]`, and compressed slot s as row
+    o + step · (compressed_length - 1 - s) of the second; o and step are those of `compressed_offsets`.
+    """
+    reach = layout.recent_length
+    recent = _recent_table(config, layout, like)[1 : 1 + reach + layout.segment_length].flip(0)
+    return (recent, _compressed_table(config, layout, like)) if layout.compressed_length else (recent,)
+
+
+def compressed_offsets(config: ModelConfig, layout: SlotLayout, seen: Tensor) -> tuple[Tensor, int]:
+    """How much further than at a segment's first token compressed slots stand `[batch]`, and from slot to slot."""
+    pending = layout.pending(seen)
+    if config.compressed_position == "unit":
+        return pending, 1
+    return pending + layout.waiting(seen), layout.compression_rate
 
 
 def rotary_positions(
@@ -140,28 +159,39 @@ def _recent_grid(
     offsets, lanes = _distinct(pending)
     rows = reach + int(offsets.max()) + queries + 1
     distances = reach + offsets[:, None] + queries - 1 - torch.arange(rows)
-    table = _sinusoids(config.d_model, -1.0, reach + 2 * config.segment_length + 1, like.dtype, like.device)
+    table = _recent_table(config, layout, like)
     index = distances.clamp(-1, table.shape[0] - 2) + 1
     return Grid(slots, table[index.to(like.device)][None], lanes)
 
 
 def _compressed_grid(
-    config: ModelConfig, layout: SlotLayout, offsets: Tensor, queries: int, step: int, like: Tensor
+    config: ModelConfig, layout: SlotLayout, seen: Tensor, queries: int, step: int, like: Tensor
 ) -> Grid:
-    slots = layout.compressed_length
-    span = config.compressed_position == "span"
-    # Span: with nothing waiting, the newest group ends n_m tokens before the segment; its mean lies
-    # (c + 1) / 2 further back than that border. Unit: the newest slot stands right before the segment.
-    rate = layout.compression_rate if span else 1
-    nearest = layout.memory_length + (rate + 1) / 2 if span else 1.0
-    per_step = queries // step
+    slots, per_step = layout.compressed_length, queries // step
+    offsets, rate = compressed_offsets(config, layout, seen)
     distinct, lanes = _distinct(offsets)
     further = rate * (per_step + slots - 2 - torch.arange(per_step + slots - 1))
     index = torch.arange(step)[:, None, None] + distinct[:, None] + further  # [step, offsets, distances]
-    furthest = 2 * (config.segment_length + rate) + rate * slots
-    index = index.clamp(max=furthest - 1)  # only padding beyond a segment stands further away
-    table = _sinusoids(config.d_model, nearest, furthest, like.dtype, like.device)
+    table = _compressed_table(config, layout, like)
+    index = index.clamp(max=len(table) - 1)  # only padding beyond a segment stands further away
     return Grid(slots, table[index.to(like.device)], lanes)
+
+
+def _recent_table(config: ModelConfig, layout: SlotLayout, like: Tensor) -> Tensor:
+    """Sinusoids of the distances -1, 0, 1, ... to recent slots and the segment."""
+    count = layout.recent_length + 2 * config.segment_length + 1
+    return _sinusoids(config.d_model, -1.0, count, like.dtype, like.device)
+
+
+def _compressed_table(config: ModelConfig, layout: SlotLayout, like: Tensor) -> Tensor:
+    """Sinusoids of the distances to compressed slots, from the nearest on that a segment's first token can see."""
+    # Span: with nothing waiting, the newest group ends n_m tokens before the segment; its mean lies
+    # (c + 1) / 2 further back than that border. Unit: the newest slot stands right before the segment.
+    span = config.compressed_position == "span"
+    rate = layout.compression_rate if span else 1
+    nearest = layout.memory_length + (rate + 1) / 2 if span else 1.0
+    furthest = 2 * (config.segment_length + rate) + rate * layout.compressed_length
+    return _sinusoids(config.d_model, nearest, furthest, like.dtype, like.device)
 
 
 def _mask(config: ModelConfig, layout: SlotLayout, seen: Tensor, queries: int, width: int, like: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from .checkpoint import load_tensors, save_tensors
 from .decoding import CachedDecoder, Precision, check_precision
 from .embedding import token_nats
 from .errors import CompressiveError
-from .keeping import belongs_to, require_same
+from .keeping import belongs_to, read_state, write_state
 from .memory import Memory
 from .model import CompressiveTransformer
+from .sampling import Sampling, require_tokens
 from .tokenizer import ByteTokenizer, Tokenizer
 
 
@@ -102,10 +102,7 @@ class Stream:
         It is a safetensors file: memory, and the logits of the next token. Raises CompressiveError where it cannot
         be written.
         """
-        tensors = self.memory.state_dict()
-        if self._logits is not None:
-            tensors["logits"] = self._logits
-        save_tensors(Path(path), tensors, metadata=belongs_to(self.model, self.tokenizer))
+        write_state(Path(path), self.memory, self._logits, belongs_to(self.model, self.tokenizer))
 
     @classmethod
     def load(
@@ -116,20 +113,8 @@ class Stream:
         Raises CompressiveError where the file is missing or damaged, or belongs to another config, other weights
         or another tokenizer.
         """
-        path, stream = Path(path), cls(model, tokenizer, precision)
-        require_same(path, model, tokenizer)
-        tensors = load_tensors(path)
-        logits = tensors.pop("logits", None)
-        like = model.embedding.weight
-        try:
-            memory = Memory.from_state_dict(tensors).to(like.device)
-            model.check_memory(memory, 1)
-        except CompressiveError as error:
-            raise CompressiveError(f"{path}: damaged: {error}") from None
-        if logits is not None and logits.shape != (tokenizer.vocab_size,):
-            raise CompressiveError(f"{path}: damaged: it must hold logits [vocab_size = {tokenizer.vocab_size}]")
-        stream.memory = memory
-        stream._logits = None if logits is None else logits.to(like.device)
+        stream = cls(model, tokenizer, precision)
+        stream.memory, stream._logits = read_state(Path(path), model, belongs_to(model, tokenizer))
         return stream
 
     def write(
@@ -166,22 +151,15 @@ class Stream:
         stop: str | None = None,
     ) -> Iterator[str]:
         """What `write` gives, piece by piece as it is produced."""
-        _check_sampling(tokens, temperature, top_k, top_p, seed, stop)
-        texts = self._texts(tokens, temperature, top_k, top_p, seed)
-        return texts if stop is None else _until(texts, stop)
+        sampling = Sampling(temperature, top_k, top_p, seed, () if stop is None else (stop,))
+        require_tokens(tokens)
+        return sampling.until_stop(self._texts(tokens, sampling))
 
-    def _texts(self, tokens: int, temperature: float, top_k: int, top_p: float, seed: int | None) -> Iterator[str]:
-        generator = torch.Generator()
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(seed)
-        decoder = self.tokenizer.decoder()
+    def _texts(self, tokens: int, sampling: Sampling) -> Iterator[str]:
+        sampler, decoder = sampling.sampler(self.tokenizer.start), self.tokenizer.decoder()
         self._begin()
         for _ in range(tokens):
-            logits = self._expected().double().cpu()
-            logits[self.tokenizer.start] = float("-inf")  # stands before documents, never inside
-            token = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            token = sampler(self._expected())
             self._step(token)
             if text := decoder(token):
                 yield text
@@ -227,51 +205,3 @@ class Stream:
         device = self.model.embedding.weight.device
         self._logits = self._decoder.step(torch.tensor([token], device=device))[0]
         self._memory, self._behind = None, False
-
-
-def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
-    """A token id drawn from `logits [vocab_size]`, as `Stream.write` describes."""
-    if temperature == 0:
-        return int(logits.argmax())
-    probabilities, order = torch.softmax((logits - logits.max()) / temperature, dim=0).sort(
-        descending=True, stable=True
-    )
-    if top_k:
-        probabilities[top_k:] = 0
-    # A token stays while those before it have not reached top_p; the likeliest always stays.
-    before = probabilities.cumsum(0) - probabilities
-    probabilities[before >= top_p * probabilities.sum()] = 0
-    return int(order[torch.multinomial(probabilities, 1, generator=generator)])
-
-
-def _until(texts: Iterator[str], stop: str) -> Iterator[str]:
-    """The texts up to the first place of `stop`, never giving out a beginning of it too early."""
-    held = ""
-    for text in texts:
-        held += text
-        if (place := held.find(stop)) >= 0:
-            yield held[:place]
-            return
-        keep = next((size for size in range(len(stop) - 1, 0, -1) if held.endswith(stop[:size])), 0)
-        if ready := held[: len(held) - keep]:
-            yield ready
-        held = held[len(held) - keep :]
-    if held:
-        yield held
-
-
-def _check_sampling(
-    tokens: int, temperature: float, top_k: int, top_p: float, seed: int | None, stop: str | None
-) -> None:
-    if tokens < 1:
-        raise CompressiveError(f"tokens ({tokens}) must be 1 or more")
-    if not 0 <= temperature < float("inf"):
-        raise CompressiveError(f"temperature ({temperature}) must be 0 (the likeliest token) or more")
-    if top_k < 0:
-        raise CompressiveError(f"top_k ({top_k}) must be 0 (all tokens) or more")
-    if not 0 < top_p <= 1:
-        raise CompressiveError(f"top_p ({top_p}) must be more than 0 and at most 1 (all tokens)")
-    if seed is not None and not 0 <= seed < 2**63:
-        raise CompressiveError(f"seed ({seed}) must be 0 or more, and less than 2**63")
-    if stop == "":
-        raise CompressiveError("stop must hold at least one character; leave it out to stop after `tokens`")

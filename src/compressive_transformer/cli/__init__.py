@@ -18,6 +18,7 @@ from .plugin import take_plugins
 from .recalling import recall
 from .results import compare
 from .scoring import score
+from .serving import serve
 from .using import evaluate, generate, sweep
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "score": score,
     "inspect": inspect,
+    "serve": serve,
     "export": export,
     "describe": describe,
     "experiment": experiment,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..blocks import Chunk, Tiers
+from ..blocks import Tiers
 from ..errors import CompressiveError
 from ..memory import Memory, join, pad_slots
 from ..model import CompressiveTransformer
-from ..positions import Positions
-from .layers import PackedModel, is_plain
-from .products import Precision, check_precision
+from .layers import PackedModel
+from .products import Precision
 from .slots import Slots
 
 
@@ -33,12 +32,6 @@ class CachedDecoder:
         projected in full precision all the same. Raises CompressiveError for another one, for "int8" off the CPU,
         where memory does not fit the model, and for a model with layers that are not its own (see `is_plain`).
         """
-        check_precision(precision, model.embedding.weight.device)
-        if not is_plain(model):
-            raise CompressiveError(
-                "a layer of the model computes with more than its own weights, which decoding would leave out: merge "
-                "adapters first, or read with the model itself"
-            )
         self.model = model
         self.precision = precision
         with torch.no_grad():
@@ -178,22 +171,19 @@ class _Lanes:
 
     def _commit(self) -> None:
         """The commit of the blocks themselves, on hidden states; then projections follow."""
-        after = torch.full((self.batch,), self.seen)
-        training, zero = self.model.training, self.pending.new_zeros(())
-        if training:
-            self.model.eval()  # a compression function may drop, too
-        chunks = {
-            slots.layout: Chunk(slots.layout, after - self.segment_length, after, Positions(zero))
-            for slots in self.slots
-        }
-        for layer, (packed, layout) in enumerate(zip(self.packed.layers, self.model.layouts, strict=True)):
-            kept, chunk = (self.compressed[layer], self.recent[layer], self.pending[layer]), chunks[layout]
-            tiers = Tiers(*kept, usage=self.usage[layer] if self.usage else zero, loss=zero, error=zero)
-            tiers = packed.block.commit(tiers, self.pending[layer], None, chunk)
-            self.compressed[layer], self.recent[layer] = tiers.compressed, tiers.recent
-            if packed.block.uses_usage:
-                self.usage[layer] = pad_slots(tiers.usage, self.segment_length)
-        if training:
-            self.model.train()
+        zero = self.pending.new_zeros(())
+        kept = zip(self.compressed, self.recent, self.usage or [zero] * len(self.recent), strict=True)
+        tiers = [
+            Tiers(compressed, recent, pending, usage, zero, zero)
+            for (compressed, recent, usage), pending in zip(kept, self.pending, strict=True)
+        ]
+        committed = self.packed.commit(tiers, self.pending, torch.full((self.batch,), self.seen))
+        self.compressed = [tier.compressed for tier in committed]
+        self.recent = [tier.recent for tier in committed]
+        self.usage = [
+            pad_slots(tier.usage, layer.block.uses_usage * self.segment_length)
+            for tier, layer in zip(committed, self.packed.layers, strict=True)
+            if self.usage
+        ]
         for slots in self.slots:
             slots.commit(self.seen, {layer: self.compressed[layer] for layer in slots.layers})

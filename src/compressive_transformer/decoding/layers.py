@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..attention import RelativeAttention, rotated
-from ..blocks import Block
+from ..blocks import Block, Chunk, Tiers
 from ..embedding import TiedEmbedding
+from ..errors import CompressiveError
 from ..memory import SlotLayout
 from ..model import CompressiveTransformer
-from ..positions import RelativePositions, relative_positions
-from .products import Precision, pack
+from ..positions import Positions, RelativePositions, relative_positions
+from .products import Precision, check_precision, pack
 
 
 class Scratch:
@@ -89,21 +90,25 @@ class PackedLayer:
         `mask [slot]` is 0 or -inf for compressed and recent slots, None where all are filled. What was attended are
         weights `[head · batch, 1, slot]`.
         """
-        pre_norm = self.block.pre_norm
-        state = self.attention_norm(hidden) if pre_norm else hidden
+        state = self.attention_norm(hidden) if self.block.pre_norm else hidden
         scores = self._scores(self.project(state), reach)
         if mask is not None:
             reach.masked.add_(mask)
         weights = torch.softmax(scores, dim=-1)
         torch.bmm(weights, reach.values, out=reach.scratch.mixed)
-        attended = self.output(reach.scratch.mixed_lanes.reshape(hidden.shape), hidden)
+        return self.finish(hidden, reach.scratch.mixed_lanes.reshape(hidden.shape)), state, weights
+
+    def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """The next layer's input from this one's and what attention mixed of the values, `[batch, d_model]` each."""
+        pre_norm = self.block.pre_norm
+        attended = self.output(mixed, hidden)
         if not pre_norm:
             attended = self.attention_norm(attended)
         inner = self.feed_forward_norm(attended) if pre_norm else attended
         inner = self.widen(inner, self.widen_bias)
         inner = torch.addcmul(inner, inner, torch.erf(inner)) if self.by_erf else functional.gelu(inner)
         hidden = self.narrow(inner, attended + self.narrow_bias)
-        return (hidden if pre_norm else self.feed_forward_norm(hidden)), state, weights
+        return hidden if pre_norm else self.feed_forward_norm(hidden)
 
     def _scores(self, projected: Tensor, reach: Reach) -> Tensor:
         """Scores `[head · batch, 1, slot]` of queries in `projected [batch, 3 · d_model]`, whose keys are kept."""
@@ -154,6 +159,13 @@ class PackedModel:
     """A model for decoding: packed layers, read-out, and distances projected once for each kind of segment."""
 
     def __init__(self, model: CompressiveTransformer, precision: Precision) -> None:
+        """Raises CompressiveError for a model with layers that are not its own (see `is_plain`)."""
+        check_precision(precision, model.embedding.weight.device)
+        if not is_plain(model):
+            raise CompressiveError(
+                "a layer of the model computes with more than its own weights, which decoding would leave out: merge "
+                "adapters first, or read with the model itself"
+            )
         self.model = model
         self.config = model.config
         self.layers = [PackedLayer(cast(Block, block), precision) for block in model.blocks]
@@ -202,6 +214,21 @@ class PackedModel:
                 rows.append(heads.permute(0, 2, 1, 3))  # [step, head, row, d_head]
             tables.append(torch.stack(rows, dim=1).contiguous().transpose(3, 4))
         return tables
+
+    def commit(self, tiers: list[Tiers], pending: Tensor, seen: Tensor) -> list[Tiers]:
+        """The commit of the blocks themselves at `seen [batch]` tokens; `pending [layer, batch, segment, d_model]`."""
+        training = self.model.training
+        if training:
+            self.model.eval()  # a compression function may drop, too
+        before, nowhere = seen - self.config.segment_length, Positions(pending.new_zeros(()))
+        chunks = {layout: Chunk(layout, before, seen, nowhere) for layout in set(self.model.layouts)}
+        committed = [
+            layer.block.commit(own, states, None, chunks[layout])
+            for layer, own, states, layout in zip(self.layers, tiers, pending, self.model.layouts, strict=True)
+        ]
+        if training:
+            self.model.train()
+        return committed
 
     @property
     def weight(self) -> Tensor:

@@ -100,15 +100,15 @@ class Slots:
         after = torch.tensor([seen])
         groups = int(new_groups(layout, before=after - layout.segment_length, after=after))
         length = layout.compressed_length
-        _move(self.buffer, length + layout.segment_length, length, layout.recent_length)
+        move(self.buffer, length + layout.segment_length, length, layout.recent_length)
         if new := min(groups, length):
-            _move(self.buffer, new, 0, length - new)
+            move(self.buffer, new, 0, length - new)
             for layer in self.layers:
                 self.fill(layer, compressed[layer][:, length - new :], length - new)
         self.begin(seen)
 
 
-def _move(buffer: Tensor, source: int, target: int, count: int) -> None:
+def move(buffer: Tensor, source: int, target: int, count: int) -> None:
     """Copy `count` slots of `buffer [..., slot, d_head]` to a place further left; the two may overlap."""
     moved = buffer[..., source : source + count, :]
     buffer[..., target : target + count, :] = moved.clone() if source < target + count else moved

@@ -1,0 +1,575 @@
+"""Many sessions of one model: each gives what it gives alone, and none is lost, mixed up or kept waiting."""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.memory import Memory
+from compressive_transformer.model import CompressiveTransformer
+from compressive_transformer.sampling import Sampling
+from compressive_transformer.serve import Engine, Limits, Refusal
+from compressive_transformer.serve.jobs import Done, Event, Failed, Job, Read, Wrote
+from compressive_transformer.serve.looking import last_attention, pieces_of, slots_of
+from compressive_transformer.stream import Stream
+from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
+from runs import MODEL, tiny_model
+from small import assert_close, assert_same_memory, small_model
+
+BYTES = ByteTokenizer()
+BOOK = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")
+SAMPLING = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def model() -> CompressiveTransformer:
+    return small_model(**{"vocab_size": 257, **MODEL}).eval()
+
+
+@pytest.fixture
+def engine_of(model: CompressiveTransformer) -> Iterator[Callable[..., Engine]]:
+    """Makes engines, of the model in float64 if not told otherwise, and stops them at the end."""
+    engines = []
+
+    def make(of: CompressiveTransformer = model, folder: Path | None = None, **limits: Any) -> Engine:
+        engines.append(Engine(of, BYTES, Limits(**limits), folder))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.stop()
+
+
+def result_of(begin: Callable[[Callable[[Event], None]], Job]) -> list[Event]:
+    """All events of a job."""
+    told: queue.Queue[Event] = queue.Queue()
+    begin(told.put)
+    events = [told.get(timeout=60)]
+    while not isinstance(events[-1], Done | Failed):
+        events.append(told.get(timeout=60))
+    return events
+
+
+def read(engine: Engine, id: str, text: str) -> torch.Tensor:
+    """The nats of a text that a session reads."""
+    events = result_of(lambda tell: engine.read(id, engine.encode(text), tell))
+    assert events[-1] == Done("read")
+    return torch.cat([torch.zeros(0), *(event.nats for event in events if isinstance(event, Read))])
+
+
+def write(engine: Engine, id: str, tokens: int, sampling: Sampling) -> tuple[str, str]:
+    """What a session writes, and why it ends."""
+    events = result_of(lambda tell: engine.write(id, tokens, sampling, tell))
+    assert isinstance(events[-1], Done)
+    return "".join(event.text for event in events if isinstance(event, Wrote | Done)), events[-1].reason
+
+
+def memory_of(engine: Engine, id: str) -> Memory:
+    return engine.state(id).memory
+
+
+class Alone:
+    """A session's requests, one after another, and what a stream of its own gives for them."""
+
+    def __init__(self, number: int, model: CompressiveTransformer) -> None:
+        rng = random.Random(number)
+        self.requests: list[tuple[str, int, int]] = []  # a text, tokens to write, a seed
+        for _ in range(2):
+            begin = rng.randrange(len(BOOK) - 100)
+            self.requests.append((BOOK[begin : begin + rng.randint(0, 24)], rng.randint(1, 8), rng.randrange(1000)))
+        stream = Stream(model, BYTES)
+        self.nats, self.texts = [], []
+        for text, tokens, seed in self.requests:
+            self.nats.append(stream.score(text))
+            self.texts.append(stream.write(tokens, seed=seed, **SAMPLING))
+        self.memory = stream.memory
+
+    def run(self, engine: Engine, id: str) -> tuple[list[torch.Tensor], list[str]]:
+        nats, texts = [], []
+        for text, tokens, seed in self.requests:
+            nats.append(read(engine, id, text))
+            texts.append(write(engine, id, tokens, Sampling(seed=seed, **SAMPLING))[0])
+        return nats, texts
+
+
+def run_at_once(
+    engine: Engine, sessions: list[Alone], threads: int = 64
+) -> list[tuple[str, list[torch.Tensor], list[str]]]:
+    ids = [engine.create() for _ in sessions]
+    with ThreadPoolExecutor(threads) as pool:
+        results = pool.map(lambda session, id: session.run(engine, id), sessions, ids)
+    return [(id, *result) for id, result in zip(ids, results, strict=True)]
+
+
+def test_64_sessions_at_once_give_what_each_gives_alone(
+    model: CompressiveTransformer, engine_of: Callable[..., Engine]
+) -> None:
+    sessions = [Alone(number, model) for number in range(64)]
+    engine = engine_of(batch=7)
+    for session, (id, nats, texts) in zip(sessions, run_at_once(engine, sessions), strict=True):
+        assert texts == session.texts
+        for own, expected in zip(nats, session.nats, strict=True):
+            assert_close(own.double(), expected)
+        assert_same_memory(model, memory_of(engine, id), session.memory)
+    assert engine.worker.unfinished == 0
+
+
+def test_in_single_precision_sessions_at_once_write_the_tokens_that_each_writes_alone(
+    engine_of: Callable[..., Engine], tmp_path: Path
+) -> None:
+    model = tiny_model(seed=1).eval()
+    sessions = [Alone(number, model) for number in range(24)]
+    engine = engine_of(model, tmp_path, resident=22, batch=16)  # the others are on disk in between
+    for session, (_, nats, texts) in zip(sessions, run_at_once(engine, sessions, 20), strict=True):
+        assert texts == session.texts
+        for own, expected in zip(nats, session.nats, strict=True):
+            assert_close(own.double(), expected, 1e-4)
+    assert engine.sessions.put_away >= 2
+    assert engine.sessions.resident <= 22
+
+
+def test_a_fork_goes_its_own_way(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of()
+    first = engine.create()
+    read(engine, first, BOOK[:50])
+    second = engine.fork(first)
+    before = memory_of(engine, first).state_dict()
+    read(engine, second, BOOK[100:130])
+    assert int(memory_of(engine, second).seen) == 81
+    assert all(torch.equal(states, before[name]) for name, states in memory_of(engine, first).state_dict().items())
+    third = engine.fork(first)
+    same = Sampling(seed=3)
+    assert write(engine, first, 20, same) == write(engine, third, 20, same)
+
+
+def test_what_is_written_is_read_and_has_the_nats_of_the_model(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of()
+    one, other = engine.create(), engine.create()
+    events = result_of(lambda tell: engine.write(one, 30, Sampling(seed=1, temperature=2.0), tell))
+    written = [event for event in events if isinstance(event, Wrote)]
+    tokens = torch.tensor([event.token for event in written])
+    nats = [event.nats for event in result_of(lambda tell: engine.read(other, tokens, tell)) if isinstance(event, Read)]
+    assert_close(torch.tensor([event.nats for event in written], dtype=torch.float64), torch.cat(nats), 1e-9)
+    assert_same_memory(engine.model, memory_of(engine, one), memory_of(engine, other))
+    assert engine.state(one).tail.tolist() == [BYTES.start, *tokens.tolist()]
+
+
+def test_a_completion_is_what_a_new_session_writes_and_leaves_nothing(engine_of: Callable[..., Engine]) -> None:
+    engine, sampling = engine_of(), Sampling(seed=5)
+    events = result_of(lambda tell: engine.complete(engine.encode(BOOK[:30]), 10, sampling, tell))
+    assert len(engine.sessions) == 0
+    id = engine.create()
+    read(engine, id, BOOK[:30])
+    assert write(engine, id, 10, sampling)[0] == "".join(
+        event.text for event in events if isinstance(event, Wrote | Done)
+    )
+
+
+def test_writing_ends_before_the_first_stop(engine_of: Callable[..., Engine], model: CompressiveTransformer) -> None:
+    engine = engine_of()
+    whole = Stream(model, BYTES).write(60, seed=2)
+    stops = (whole[31:33], whole[20:24])
+    text, reason = write(engine, engine.create(), 60, Sampling(seed=2, stop=stops))
+    assert (text, reason) == (whole[: min(whole.index(stop) for stop in stops)], "stop")
+
+
+def test_a_long_text_does_not_keep_others_waiting(engine_of: Callable[..., Engine]) -> None:
+    engine, told = engine_of(batch=1), queue.SimpleQueue[tuple[str, Event]]()
+    long, short = engine.create(), engine.create()
+    engine.read(long, engine.encode(BOOK[:600]), lambda event: told.put(("long", event)))
+    engine.read(short, engine.encode(BOOK[:20]), lambda event: told.put(("short", event)))
+    engine.complete(engine.encode(""), 3, Sampling(), lambda event: told.put(("written", event)))
+    ends: list[str] = []
+    while len(ends) < 3:
+        who, event = told.get(timeout=60)
+        if isinstance(event, Done):
+            ends.append(who)
+    assert ends[-1] == "long"
+
+
+def test_those_who_write_much_take_turns_and_write_what_they_write_alone(
+    engine_of: Callable[..., Engine], model: CompressiveTransformer
+) -> None:
+    engine, told = engine_of(batch=2), queue.SimpleQueue[tuple[int, Event]]()
+    counts, texts, ends = (70, 60, 50, 9), [""] * 4, []
+    for number, count in enumerate(counts):
+        engine.write(engine.create(), count, Sampling(seed=number), lambda event, n=number: told.put((n, event)))
+    while len(ends) < 4:
+        number, event = told.get(timeout=60)
+        assert isinstance(event, Wrote | Done)
+        texts[number] += event.text
+        ends += [number] * isinstance(event, Done)
+    assert ends[0] == 3  # though it came last, and two write at once
+    assert texts == [Stream(model, BYTES).write(count, seed=number) for number, count in enumerate(counts)]
+
+
+def test_a_client_that_goes_ends_what_is_written_for_it(engine_of: Callable[..., Engine]) -> None:
+    engine, told = engine_of(), queue.SimpleQueue[Event]()
+    id = engine.create()
+    job = engine.write(id, 4096, Sampling(seed=0), told.put)
+    written = [told.get(timeout=60)]
+    with pytest.raises(Refusal, match="is in use by another request") as refused:
+        engine.state(id)
+    assert refused.value.status == 409
+    job.cancelled = True
+    while isinstance(written[-1], Wrote):
+        written.append(told.get(timeout=60))
+    assert written[-1].reason == "cancelled"  # type: ignore[union-attr]
+    assert int(memory_of(engine, id).seen) == len(written) < 4097  # the start, and all but the last event
+
+
+def test_a_client_that_goes_leaves_nothing_of_what_was_not_read_whole(engine_of: Callable[..., Engine]) -> None:
+    engine, told = engine_of(), queue.SimpleQueue[Event]()
+    id = engine.create()
+    job = engine.read(id, engine.encode(BOOK[:20_000]), told.put)
+    event = told.get(timeout=60)
+    job.cancelled = True
+    while isinstance(event, Read):
+        event = told.get(timeout=60)
+    assert isinstance(event, Failed)
+    assert engine.state(id).seen == 0
+
+
+def test_a_failure_ends_its_own_requests_only_and_leaves_sessions_as_they_were(
+    engine_of: Callable[..., Engine], model: CompressiveTransformer, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    id = engine.create()
+    read(engine, id, BOOK[:20])
+    hook = model.embedding.register_forward_pre_hook(fail)
+    try:
+        for begin in (
+            lambda tell: engine.read(id, engine.encode("abc"), tell),
+            lambda tell: engine.write(id, 5, Sampling(), tell),
+        ):
+            (failed,) = result_of(begin)
+            assert isinstance(failed, Failed)
+            assert failed.refusal.status == 500
+            assert "out of memory" not in str(failed.refusal)  # that is for the log
+            assert engine.state(id).seen == 21
+    finally:
+        hook.remove()
+    assert caplog.text.count("RuntimeError: out of memory") == 2
+    alone = Stream(model, BYTES)
+    alone.read(BOOK[:20])
+    assert write(engine, id, 12, Sampling(seed=1))[0] == alone.write(12, seed=1)
+    assert engine.worker.unfinished == 0
+
+
+def test_more_requests_than_the_queue_holds_are_refused(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of(queue=1)
+    id, other = engine.create(), engine.create()
+    job = engine.write(id, 4096, Sampling(), lambda event: None)
+    with pytest.raises(Refusal, match="1 requests are waiting or being worked on") as refused:
+        engine.read(other, engine.encode("a"), lambda event: None)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "queue_full", 1)
+    job.cancelled = True
+    assert engine.state(other).seen == 0  # free, and where it was
+
+
+def test_tokens_beyond_the_limit_and_limits_that_are_none_are_refused(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of(max_tokens=5)
+    for tokens in (0, 6):
+        with pytest.raises(Refusal, match=rf"tokens \({tokens}\) must be 1 to 5, the server's --max-tokens") as refused:
+            engine.write(engine.create(), tokens, Sampling(), print)
+        assert refused.value.status == 422
+    with pytest.raises(CompressiveError, match=r"queue \(0\) must be more than 0"):
+        Limits(queue=0)
+    with pytest.raises(CompressiveError, match="the tokenizer has 11 ids, the model 257"):
+        Engine(tiny_model(), _tokenizer_of_11_ids())
+
+
+def _tokenizer_of_11_ids() -> ByteTokenizer:
+    class Small(ByteTokenizer):
+        vocab_size = 11
+
+    return Small()
+
+
+def test_one_can_look_at_a_session_while_it_is_read_and_written(
+    engine_of: Callable[..., Engine], model: CompressiveTransformer
+) -> None:
+    engine, told = engine_of(), queue.SimpleQueue[Event]()
+    id = engine.create()
+    job = engine.read(id, engine.encode(BOOK[:20_000]), told.put)
+    told.get(timeout=60)
+    reading = engine.look(id)
+    job.cancelled = True
+    assert 8 <= reading.seen < 20_000
+    assert reading.tail.tolist() == [BYTES.start, *BYTES.encode(BOOK)][reading.seen - len(reading.tail) : reading.seen]
+    while isinstance(told.get(timeout=60), Read):
+        pass
+    job = engine.write(id, 4096, Sampling(seed=0), told.put)
+    events = [told.get(timeout=60) for _ in range(20)]
+    looked = engine.look(id)
+    job.cancelled = True
+    while isinstance(events[-1], Wrote):
+        events.append(told.get(timeout=60))
+    whole = [BYTES.start, *(event.token for event in events if isinstance(event, Wrote))]
+    assert looked.tail.tolist() == whole[looked.seen - len(looked.tail) : looked.seen]
+    with torch.no_grad():
+        assert_same_memory(model, looked.memory, model(torch.tensor([whole[: looked.seen]])).memory)
+
+
+# --- on disk ---
+
+
+def test_those_used_least_recently_go_to_disk_and_return_as_they_were(
+    engine_of: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = engine_of(folder=tmp_path / "sessions", resident=2)
+    ids = [engine.create() for _ in range(2)]
+    for at, id in enumerate(ids):
+        read(engine, id, BOOK[at : at + 30])
+    before = memory_of(engine, ids[0]).state_dict()
+    state = engine.state(ids[0])
+    memory_of(engine, ids[1])
+    ids.append(engine.create())  # the first was used least recently
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"{ids[0]}.safetensors"]
+    assert engine.sessions.resident == 2
+    again = engine.state(ids[0])
+    assert all(torch.equal(states, before[name]) for name, states in again.memory.state_dict().items())
+    assert torch.equal(again.logits, state.logits)
+    assert again.tail.tolist() == state.tail.tolist()
+    assert engine.sessions.resident == 2
+
+
+def test_a_session_on_disk_is_a_stream(engine_of: Callable[..., Engine], tmp_path: Path) -> None:
+    engine = engine_of(folder=tmp_path)
+    id = engine.create()
+    read(engine, id, BOOK[:40])
+    engine.sessions.save(id)
+    stream = Stream.load(tmp_path / f"{id}.saved.safetensors", engine.model, BYTES)
+    assert stream.write(12, seed=1) == write(engine, id, 12, Sampling(seed=1))[0]
+
+
+def test_restoring_goes_back_to_what_was_saved_whatever_happened_since(
+    engine_of: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = engine_of(folder=tmp_path, resident=1)
+    id = engine.create()
+    with pytest.raises(Refusal, match="was never saved") as refused:
+        engine.sessions.restore(id)
+    assert refused.value.status == 409
+    read(engine, id, BOOK[:30])
+    assert engine.sessions.save(id).seen == 31
+    read(engine, id, BOOK[30:50])
+    other = engine.create()  # the session goes to disk as it is now
+    assert engine.state(id).seen == 51
+    assert engine.sessions.restore(id).seen == 31
+    assert engine.state(other).seen == 0  # which puts the restored one away
+    assert engine.state(id).seen == 31
+    engine.sessions.delete(id)
+    assert not list(tmp_path.glob(f"{id}*"))
+
+
+def test_sessions_go_on_after_a_restart_and_after_a_crash_from_where_they_were_saved(
+    engine_of: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = engine_of(folder=tmp_path)
+    id, saved = engine.create(), engine.create()
+    read(engine, id, BOOK[:30])
+    read(engine, saved, BOOK[:20])
+    engine.sessions.save(saved)
+    read(engine, saved, BOOK[20:25])
+    crashed = engine_of(folder=tmp_path)  # beside one that has put nothing away
+    assert crashed.state(saved).seen == 21
+    with pytest.raises(Refusal, match="no such session"):
+        crashed.state(id)
+    engine.stop()
+    again = engine_of(folder=tmp_path)
+    assert len(again.sessions) == 2
+    assert again.state(id).seen == 31
+    assert again.state(saved).seen == 26
+
+
+def test_a_file_of_another_model_or_a_damaged_one_is_refused_without_its_path(
+    engine_of: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = engine_of(folder=tmp_path)
+    id = engine.create()
+    engine.stop()
+    with pytest.raises(Refusal, match="cannot come back: not a stream of this model: its config differs") as refused:
+        engine_of(tiny_model(d_model=8).eval(), tmp_path).state(id)
+    assert str(tmp_path) not in str(refused.value)
+    (tmp_path / f"{id}.safetensors").write_bytes(b"nothing")
+    with pytest.raises(Refusal, match="cannot come back: not a readable safetensors file") as refused:
+        engine_of(folder=tmp_path).state(id)
+    assert (refused.value.status, refused.value.code) == (409, "session_unreadable")
+
+
+@pytest.mark.parametrize("id", ["..", "../secret", "a" * 31 + "/", "", "A" * 32, "0" * 32, "0" * 32 + ".saved", "\0"])
+def test_an_id_that_the_server_did_not_make_reaches_no_file(
+    id: str, engine_of: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = engine_of(folder=tmp_path / "sessions")
+    (tmp_path / "secret.safetensors").write_bytes(b"")
+    (tmp_path / "sessions" / ("A" * 32 + ".safetensors")).write_bytes(b"")  # not one of the server's either
+    again = engine_of(folder=tmp_path / "sessions")
+    for ask in (again.state, again.fork, again.sessions.save, again.sessions.restore, again.sessions.delete):
+        with pytest.raises(Refusal, match="there is no such session") as refused:
+            ask(id)
+        assert refused.value.status == 404
+    assert len(engine.sessions) == 0
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+
+
+def test_idle_sessions_go_to_disk_or_are_forgotten_where_there_is_none(
+    engine_of: Callable[..., Engine], tmp_path: Path
+) -> None:
+    for folder in (tmp_path, None):
+        engine, now = engine_of(folder=folder, idle=60), 0.0
+        engine.sessions.clock = lambda: now  # noqa: B023
+        idle = engine.create()
+        now = 50.0
+        used = engine.create()
+        now = 61.0
+        engine.sessions.put_away_idle()
+        assert engine.sessions.resident == 1
+        assert engine.state(used).seen == 0
+        if folder:
+            assert engine.state(idle).seen == 0
+        else:
+            assert engine.sessions.forgotten == 1
+            with pytest.raises(Refusal, match="no such session"):
+                engine.state(idle)
+
+
+def test_sessions_beyond_the_limits_are_refused(engine_of: Callable[..., Engine], tmp_path: Path) -> None:
+    engine = engine_of(resident=1)
+    engine.create()
+    with pytest.raises(Refusal, match="there are 1 sessions, the most that this server keeps") as refused:
+        engine.create()
+    assert refused.value.status == 429
+    for ask in (engine.sessions.save, engine.sessions.restore):
+        with pytest.raises(Refusal, match="the server was started without --sessions DIR"):
+            ask("0" * 32)
+    engine = engine_of(folder=tmp_path, resident=1, stored=2)
+    busy = engine.create()
+    job = engine.write(busy, 4096, Sampling(), lambda event: None)
+    with pytest.raises(Refusal, match="all 1 sessions that fit into memory are in use") as refused:
+        engine.create()
+    assert refused.value.retry_after == 1
+    job.cancelled = True
+    while engine.worker.unfinished:
+        time.sleep(0.01)
+    engine.create()
+    with pytest.raises(Refusal, match="there are 2 sessions, the most that this server keeps; delete some"):
+        engine.create()
+
+
+def test_a_folder_that_cannot_be_used_is_said_so(model: CompressiveTransformer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CompressiveError, match="cannot hold sessions: "):
+        Engine(model, BYTES, folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("end", ["stopping", "cancelled"])
+def test_stopping_tells_those_who_wait_and_keeps_what_was_written(
+    engine_of: Callable[..., Engine], tmp_path: Path, end: str
+) -> None:
+    engine = engine_of(folder=tmp_path, batch=1)  # of two who write, one waits for its turn
+    told = [queue.SimpleQueue[Event]() for _ in range(3)]
+    ids = [engine.create() for _ in told]
+    jobs = [engine.write(id, 4096, Sampling(), one.put) for id, one in zip(ids[:2], told, strict=False)]
+    jobs.append(engine.read(ids[2], engine.encode(BOOK[:50_000]), told[2].put))
+    counts = []
+    for one in told:
+        one.get(timeout=60)  # each has had a turn
+    if end == "stopping":
+        engine.stop()
+        with pytest.raises(Refusal, match="the server is stopping"):
+            engine.read(ids[2], engine.encode("a"), print)
+    for job in jobs:
+        job.cancelled = True
+    for one in told[:2]:
+        counts.append(1)
+        while isinstance(event := one.get(timeout=60), Wrote):
+            counts[-1] += 1
+        assert event == Done(end, event.text)  # type: ignore[union-attr]
+    while isinstance(event := told[2].get(timeout=60), Read):
+        pass
+    assert isinstance(event, Failed)
+    assert event.refusal.code == end
+    engine.stop()
+    again = engine_of(folder=tmp_path)
+    assert [again.state(id).seen for id in ids] == [counts[0] + 1, counts[1] + 1, 0]
+
+
+# --- looking ---
+
+
+@pytest.mark.parametrize("fields", [{}, {"position": "rotary"}, {"compressed_position": "unit"}, {"norm": "post"}])
+def test_the_attention_that_is_shown_is_that_with_which_the_last_token_was_read(fields: dict[str, str]) -> None:
+    model = small_model(**{"vocab_size": 257, **MODEL, **fields}).eval()
+    told: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+
+    def looking_on(layer: int) -> Callable[..., Any]:
+        return lambda _, arguments: (*arguments[:2], told[layer].append)
+
+    stream, blocks = Stream(model, BYTES), cast(Any, model.blocks)
+    for size in (5, 20, 30, 9, 7):
+        stream.read(BOOK[:size])
+        hooks = [block.attention.register_forward_pre_hook(looking_on(at)) for at, block in enumerate(blocks)]
+        stream.read("x")
+        for hook in hooks:
+            hook.remove()
+        for layer, weights in told.items():
+            shown, mean = last_attention(model, stream.memory, layer), torch.cat(weights).mean(0)[0]
+            weights.clear()
+            if int(stream.memory.seen) % 8:
+                assert shown is not None
+                assert_close(shown, mean)
+            else:
+                assert shown is None
+
+
+def test_each_slot_is_shown_with_the_text_that_it_stands_for(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of()
+    id = engine.create()
+    for size in (3, 17, 40, 40, 40):
+        text = BOOK[:140]
+        seen = engine.state(id).seen
+        at = max(0, seen - 1)
+        read(engine, id, text[at : at + size])
+        state = engine.state(id)
+        for layer in range(2):
+            slots = slots_of(engine.model, BYTES, state, layer)
+            assert slots["tokens"] == at + len(text[at : at + size])
+            shown = [slot for tier in ("compressed", "recent", "segment") for slot in slots[tier]]
+            for slot in shown:
+                assert slot["text"] == text[max(0, slot["first"]) : slot["stop"]]
+                assert slot["age"] == slots["tokens"] - (slot["first"] + slot["stop"] + 1) / 2
+            # Nothing between the oldest and the newest is left out or there twice.
+            assert [slot["first"] for slot in shown[1:]] == [slot["stop"] for slot in shown[:-1]]
+            assert shown[-1]["stop"] == slots["tokens"]
+            if shown[-1]["attention"] is not None:
+                assert sum(slot["attention"] for slot in shown) == pytest.approx(1)
+    with pytest.raises(CompressiveError, match=r"layer \(2\) must be 0 to 1"):
+        slots_of(engine.model, BYTES, state, 2)
+
+
+def test_pieces_hold_all_of_the_text_and_all_nats() -> None:
+    text = "Zwölf 👩‍👧 naïve"
+    ids = BYTES.encode(text).tolist()
+    pieces = pieces_of(BYTES, ids, [1.0] * len(ids))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [nats for _, nats in pieces] == [len(piece.encode()) for piece, _ in pieces]
+    assert pieces_of(BYTES, ids[:3], [1.0] * 3) == [("Z", 1.0), ("w", 1.0), ("\ufffd", 1.0)]
+    bpe = train_bpe([BOOK[:3000]], 300)
+    ids = bpe.encode(BOOK[:200]).tolist()
+    assert "".join(piece for piece, _ in pieces_of(bpe, ids, [0.5] * len(ids))) == BOOK[:200]
