@@ -127,10 +127,7 @@ class Block(nn.Module):
         segment = place_segment(chunk.layout, tiers.pending, states, before=chunk.before, after=chunk.after)
         received = Received(chunk.after - chunk.before) if self.uses_usage else None
         read = _compiled_read() if self.compiled and torch.is_grad_enabled() else Block.read
-        slots: tuple[Tensor, ...] = (tiers.compressed, tiers.recent, segment)
-        # Backward computes no gradient for what wants none, if that is projected by itself; else one product is faster.
-        memory = 2 if torch.is_grad_enabled() else 3
-        slots = (torch.cat(slots[:memory], dim=1), *slots[memory:])
+        slots = (torch.cat([tiers.compressed, tiers.recent], dim=1), segment)
         hidden, projected = read(self, hidden, states, slots, chunk.positions, received)
         if received is not None:
             sums = add_received(tiers.usage, received.of_slots(chunk.layout.compressed_length))
@@ -145,14 +142,13 @@ class Block(nn.Module):
         self,
         hidden: Tensor,
         states: Tensor,
-        slots: tuple[Tensor, ...],
+        slots: tuple[Tensor, Tensor],
         positions: Positions,
         received: Received | None,
     ) -> tuple[Tensor, Projected]:
         """The next layer's input `[batch, chunk, d_model]`, and what attention made of memory and segment.
 
-        `states` are what attention reads of `hidden`, both `[batch, chunk, d_model]`; `slots` are memory and
-        segment, in one part or more.
+        `states` are what attention reads of `hidden`, both `[batch, chunk, d_model]`; `slots` are memory and segment.
         Tensors alone decide what it does: it is one graph.
         """
         projected = self.attention.project(states, *slots)

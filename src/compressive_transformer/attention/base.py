@@ -44,8 +44,7 @@ class Attention(nn.Module):
 
         Slots come in several tensors, so that backward does not compute a gradient for those that want none.
         """
-        parts = [self.key_value(part) for part in slots]
-        return Projected(self.query(states), parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+        return Projected(self.query(states), torch.cat([self.key_value(part) for part in slots], dim=1))
 
     def keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots, `[batch, slot, head, d_head]` each."""
