@@ -213,7 +213,10 @@ def measured(run: Path, folder: Path, clients: Sequence[int], seconds: float) ->
         for tier in (model.empty_memory(1).compressed, model.empty_memory(1).recent)
         for states in tier
     )
-    with server(run, folder) as (port, process):
+    # In a server of its own: one that has freed much would take new sessions in without growing.
+    with server(run, folder / "held") as (port, process):
+        memory_held = held(port, process, text, reach=reach, segment=model.config.segment_length)
+    with server(run, folder / "levels") as (port, _):
         levels = []
         for count in clients:
             levels.append(level(port, count, text, seconds))
@@ -222,7 +225,7 @@ def measured(run: Path, folder: Path, clients: Sequence[int], seconds: float) ->
         return {
             "model": model.config.__dict__ | {"parameters": sum(each.numel() for each in model.parameters())},
             "bytes_of_both_tiers": memory,
-            "memory": held(port, process, text, reach=reach, segment=model.config.segment_length),
+            "memory": memory_held,
             "levels": levels,
         }
 

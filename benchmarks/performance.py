@@ -49,8 +49,8 @@ class Plan:
     stream_tokens: int
 
 
-SMALL = WorkPlan(rounds={1: 5, 2: 5}, decoded={1: 4, 8: 2}, fresh=2)
-LARGE = WorkPlan(rounds={1: 2, 2: 3}, decoded={1: 1}, fresh=1)
+SMALL = WorkPlan(rounds={1: 3, 2: 3}, decoded={1: 4, 8: 2}, fresh=1)
+LARGE = WorkPlan(rounds={1: 1, 2: 3}, decoded={1: 1}, fresh=1)
 FULL = Plan({"S": SMALL, "L": LARGE}, growth_rounds=3, stream_tokens=1_000_000)
 QUICK = Plan({"S": WorkPlan({2: 2}, {1: 2}, fresh=1)}, growth_rounds=2, stream_tokens=20_000)
 
