@@ -19,7 +19,7 @@ LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--npro
 SCRIPT = """
 import torch
 from compressive_transformer.processes import joined
-from compressive_transformer.shards import gathered, placed, shard
+from compressive_transformer.shards import gathered, placed, shard, whole
 from runs import tiny_model
 
 with joined() as processes:
@@ -36,10 +36,27 @@ with joined() as processes:
         assert torch.equal(after[name], before[name]), name
         assert torch.equal(placed(before[name], parameter).to_local(), parameter.to_local()), name
     print("shares agree")
+
+    def losses(model, lane):
+        # The first lane has a full memory and evicts; the other reads the end of a short document and commits nothing.
+        tokens = torch.arange(48)[None] * (lane + 3) % 256
+        with torch.no_grad():
+            memory = alone.empty_memory(1) if lane else alone(tokens[:, :40]).memory
+        output = model(tokens[:, 40 : 45 if lane else 48], memory)
+        return output.logits.square().mean() + output.compression_loss
+
+    alone = tiny_model()
+    losses(model, processes.rank).backward()
+    found = {name: whole(parameter.grad) for name, parameter in model.named_parameters()}
+    (sum(losses(alone, lane) for lane in range(2)) / 2).backward()
+    for name, parameter in alone.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, msg=lambda text: f"{name}: {text}")
+        assert ".compression" not in name or parameter.grad.any(), name
+    print("gradients agree")
 """
 
 
-def test_each_process_holds_its_share_and_all_make_the_model() -> None:
+def test_each_process_holds_its_share_and_all_make_the_model_and_its_gradient() -> None:
     done = subprocess.run(
         [*LAUNCH, "--no-python", sys.executable, "-c", SCRIPT],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths()},
@@ -49,6 +66,7 @@ def test_each_process_holds_its_share_and_all_make_the_model() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("shares agree") == 2
+    assert done.stdout.count("gradients agree") == 2
 
 
 def paths() -> str:

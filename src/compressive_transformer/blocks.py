@@ -67,7 +67,7 @@ class Block(nn.Module):
     gradient_checkpointing = False
     """Whether backward computes again what `forward` would keep for it; random numbers are drawn alike."""
     compression_in_graph = False
-    """Whether the compression function gets a gradient, of zeros, even where nothing was evicted."""
+    """Whether the compression function gets a gradient, of zeros, even where no lane commits."""
     compiled = False
     """Whether `read` goes through torch.compile where there is gradient."""
 

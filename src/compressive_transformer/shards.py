@@ -25,7 +25,7 @@ def shard(model: CompressiveTransformer, processes: Processes) -> None:
 
     mesh = init_device_mesh(processes.device.type, (processes.world,))
     for block in cast(Iterable[Block], model.blocks):
-        # Gradients of a block are reduced together, those of f_c too where a process has evicted nothing.
+        # Gradients of a block are reduced together, those of f_c too where a process commits nothing.
         block.compression_in_graph = True
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -50,8 +50,12 @@ def shared_anew(owns: Sequence[Mapping[str, Tensor]], *, parts: int, rank: int, 
 
     Every lane keeps its memory: lanes stay in order and are cut into `parts` a process. What was accumulated of a
     gradient is averaged over processes when an update is made, so each takes the mean. Random states stay behind.
+
+    Raises CompressiveError where lanes are too many or too few to be shared out.
     """
     whole = join([memory for own in owns for memory in memories_of(own, parts)])
+    if whole.batch % (world * parts):
+        raise CompressiveError(f"it holds {whole.batch} lanes, which {world * parts} parts cannot share")
     lanes = torch.arange(whole.batch).chunk(world * parts)
     tensors = named_memories([whole.select(lanes[rank * parts + part]) for part in range(parts)])
     for name in {name for own in owns for name in own if name.startswith("gradient.")}:

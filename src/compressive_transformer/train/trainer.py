@@ -86,10 +86,9 @@ class Trainer:
     def _point(self, resume: Resume) -> ResumePoint | None:
         """Where to go on from; None to begin."""
         if resume == "if-any":
-            begun = (self.out / "log.jsonl").is_file()
             if ResumePoint.all_of(self.out):
                 return ResumePoint.of(self.out)
-            if begun:  # it ended before its first checkpoint
+            if (self.out / "log.jsonl").is_file():  # it ended before its first checkpoint
                 return None
         elif resume is not False:
             return ResumePoint.of(self.out, None if resume is True else resume)
