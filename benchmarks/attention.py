@@ -1,4 +1,4 @@
-"""Times the attention core against the classical form of Transformer-XL, side by side on this CPU.
+"""Times the attention core against the classical form of Transformer-XL, side by side.
 
     python benchmarks/attention.py --threads 1 2
 
@@ -6,6 +6,9 @@ Three forms of one work, on the tensors that the package itself makes of a full 
 as training calls it on a CPU, `masked_attention`, and the classical form (einsum, then pad and reshape) over as
 many keys in unit steps. They run in turn, A B C A B C ..., so that whatever else the machine does meets all of
 them. Writes attention.json beside this file and the table of docs/attention.md.
+
+Where PyTorch finds a GPU they run there instead, FlexAttention with them, in fp32; that goes to attention-gpu.json, and
+the table is printed.
 """
 
 from __future__ import annotations
@@ -16,25 +19,29 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from compressive_transformer import ModelConfig, SlotLayout
 from compressive_transformer.attention import RelativeAttention, masked_attention, relative_attention
 from compressive_transformer.positions import relative_positions
+from machine import DEVICE, cpu, wait
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "attention.json", HERE.parent / "docs" / "attention.md"
 BEGIN, END = "<!-- attention figures -->", "<!-- end of attention figures -->"
-CLASSICAL = "classical"
+GPU_RESULTS = HERE / "attention-gpu.json"
+CLASSICAL, FLEX = "classical", "flex_attention"
 FORMS = {
     "relative_attention": "`relative_attention`",
     "masked_attention": "`masked_attention`",
+    FLEX: "`flex_attention`",
     CLASSICAL: CLASSICAL,
 }
 PASSES = {"both": "forward and backward", "forward": "forward, no gradient"}
@@ -115,7 +122,7 @@ def make_inputs(work: Work) -> Inputs:
         content=_leaf(attention._scaled(queries + attention.content_bias, keys)),
         keys=_leaf(keys),
         values=_leaf(values),
-        mask=positions.mask,
+        mask=positions.mask.to(DEVICE),
         grids=grids,
         shifted=_leaf(attention._scaled(queries + attention.position_bias, keys)),
         table=_leaf(table),
@@ -133,27 +140,63 @@ def classical_attention(inputs: Inputs) -> Tensor:
     return torch.einsum("bhij,bjhd->bihd", weights, inputs.values)
 
 
-def forms_of(inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
-    """The three forms, ready to be called."""
+def flexible(inputs: Inputs, attend: Callable[..., Tensor] = flex_attention) -> Callable[[], Tensor]:
+    """The package's own score in PyTorch's FlexAttention, which shifts by looking up and skips blocks of the future."""
+    queries, slots = inputs.content.shape[1], inputs.keys.shape[1]
+    counts = [count for *_, count in inputs.grids]
+    allowed = create_block_mask(
+        lambda batch, head, query, slot: slot <= query + slots - queries, None, None, queries, slots, device=DEVICE
+    )
+
+    def run() -> Tensor:
+        scores = [torch.einsum("gbahd,gbmhd->bhgam", asked, _as(rows, asked)) for asked, rows, _ in inputs.grids]
+
+        def relative(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+            for part, first, count in zip(scores, (0, counts[0]), counts, strict=False):
+                step, places, rows = part.shape[2:]
+                row = places - 1 - query // step + slot - first
+                # What the clamp changes lies in another grid or in the future.
+                found = part[batch, head, query % step, query // step, row.clamp(0, rows - 1)]
+                score = score + torch.where((slot >= first) & (slot < first + count), found, 0)
+            return score
+
+        states = (part.transpose(1, 2) for part in (inputs.content, inputs.keys, inputs.values))
+        return attend(*states, score_mod=relative, block_mask=allowed, scale=1.0).transpose(1, 2)
+
+    return run
+
+
+def forms_of(inputs: Inputs, attend: Callable[..., Tensor] | None = None) -> dict[str, Callable[[], Tensor]]:
+    """The forms, ready to be called; FlexAttention as `attend` where that is given."""
     i = inputs
     return {
+        **({FLEX: flexible(inputs, attend)} if attend else {}),
         "relative_attention": lambda: relative_attention(i.content, i.keys, i.values, i.mask, i.grids),
         "masked_attention": lambda: masked_attention(i.content, i.keys, i.values, i.mask, i.grids),
         CLASSICAL: lambda: classical_attention(i),
     }
 
 
+@torch.no_grad()
 def check_agreement() -> None:
-    """The three forms give the same numbers where they mean the same: in a Transformer-XL."""
-    forms = forms_of(make_inputs(Work(2, 8, 8, 0, 1, n_heads=2, d_head=4)))
-    wanted = forms.pop(CLASSICAL)()
-    for name, form in forms.items():
-        torch.testing.assert_close(form(), wanted, msg=lambda text, name=name: f"{name} is not classical: {text}")
+    """The forms give the same numbers where they mean the same: all in a Transformer-XL, else all but the classical."""
+    for work in (Work(2, 8, 8, 0, 1, n_heads=2, d_head=4), Work(2, 8, 8, 4, 2, n_heads=2, d_head=4)):
+        inputs = make_inputs(work)
+        # FlexAttention refuses what wants a gradient on a CPU.
+        free = {name: getattr(inputs, name).detach() for name in ("content", "keys", "values")}
+        forms = forms_of(replace(inputs, **free), flex_attention)
+        if work.compressed_length:
+            forms.pop(CLASSICAL)
+        wanted = forms["masked_attention"]()
+        for name, form in forms.items():
+            torch.testing.assert_close(form(), wanted, msg=lambda text, name=name: f"{name} is another: {text}")
 
 
 def time_work(work: Work, repetitions: int) -> dict[str, dict[str, dict[str, float]]]:
     """Milliseconds of each pass and form: median, min and max over the repetitions."""
-    forms = forms_of(make_inputs(work))
+    # On a CPU it has no backward pass.
+    attend = torch.compile(flex_attention, dynamic=False) if DEVICE.type == "cuda" else None
+    forms = forms_of(make_inputs(work), attend)
     gradient = torch.randn_like(forms[CLASSICAL]())
     results = {}
     for kind in PASSES:
@@ -204,7 +247,7 @@ def measure(threads: Iterable[int], repetitions: int) -> dict[str, Any]:
     return {
         "works": {name: str(work) for name, work in WORKS.items()},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "cpu": _cpu(),
+        "cpu": torch.cuda.get_device_name() if DEVICE.type == "cuda" else cpu(),
         "repetitions": repetitions,
         "entries": entries,
     }
@@ -215,7 +258,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads to measure with")
     parser.add_argument("--repetitions", type=int, default=15, help="rounds of all forms, after one to warm up")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the JSON to write")
+    on_gpu = DEVICE.type == "cuda"
+    parser.add_argument("--out", type=Path, default=GPU_RESULTS if on_gpu else RESULTS, help="the JSON to write")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page whose table is replaced")
     given = parser.parse_args()
     page = given.page.read_text(encoding="utf-8")
@@ -223,12 +267,18 @@ def main() -> None:
     check_agreement()
     results = measure(given.threads, given.repetitions)
     given.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    given.page.write_text(replace_table(page, table_of(results)), encoding="utf-8")
+    if not on_gpu:
+        given.page.write_text(replace_table(page, table_of(results)), encoding="utf-8")
     print(table_of(results))
 
 
 def _leaf(states: Tensor) -> Tensor:
-    return states.detach().clone().contiguous().requires_grad_()
+    return states.detach().clone().contiguous().to(DEVICE).requires_grad_()
+
+
+def _as(rows: Tensor, asked: Tensor) -> Tensor:
+    """Rows `[step, 1 or batch, row, head, d_head]` for each lane of `asked [step, batch, a, head, d_head]`."""
+    return rows.expand(-1, asked.shape[1], -1, -1, -1)
 
 
 def _time(form: Callable[[], Tensor], gradient: Tensor | None) -> float:
@@ -238,20 +288,13 @@ def _time(form: Callable[[], Tensor], gradient: Tensor | None) -> float:
             form()
     else:
         form().backward(gradient)
+    wait()
     return time.perf_counter() - began
 
 
 def _summary(seconds: list[float]) -> dict[str, float]:
     values = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
     return {name: round(1000 * value, 3) for name, value in values.items()}
-
-
-def _cpu() -> str:
-    """The processor's name where the system tells it, else its kind."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from contenders import Contender, reading_one_by_one
+from machine import DEVICE
 from timing import Step
 from works import IDS, Work
 
@@ -64,9 +65,9 @@ class ClassicalTransformerXL(nn.Module):
         """Logits of `tokens [batch, chunk]`, and the memory after them."""
         hidden = self.embedding(tokens.t())
         queries, keys = len(hidden), len(memory[0]) + len(hidden)
-        angles = torch.arange(keys - 1, -1, -1)[:, None] * self.frequencies
+        angles = torch.arange(keys - 1, -1, -1, device=DEVICE)[:, None] * self.frequencies
         sinusoids = torch.cat([angles.sin(), angles.cos()], dim=-1)
-        future = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+        future = torch.ones(queries, keys, dtype=torch.bool, device=DEVICE).triu(1 + keys - queries)
         after = []
         for layer, states in zip(self.layers, memory, strict=True):
             after.append(torch.cat([states, hidden])[-self.slots :].detach())
@@ -90,7 +91,8 @@ class Classical(Contender):
         return ClassicalTransformerXL(self.work)
 
     def full_memory(self, batch: int) -> States:
-        return [torch.randn(self.work.slots, batch, self.work.d_model) for _ in range(self.work.n_layers)]
+        shape = (self.work.slots, batch, self.work.d_model)
+        return [torch.randn(shape, device=DEVICE) for _ in range(self.work.n_layers)]
 
     def slots(self, memory: States) -> set[int]:
         return {len(states) for states in memory}

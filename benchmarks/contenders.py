@@ -14,10 +14,11 @@ from torch.nn import functional
 from compressive_transformer import CompressiveTransformer
 from compressive_transformer.decoding import CachedDecoder, Precision
 from compressive_transformer.memory import Memory
+from machine import DEVICE
 from timing import Step
 from works import Work, full_memory, segments
 
-ROUNDED: tuple[Precision, ...] = ("bf16", "int8")
+ROUNDED: tuple[Precision, ...] = ("bf16", "int8") if DEVICE.type == "cpu" else ("bf16",)
 """Precisions of our decoder in which the weights are rounded."""
 
 
@@ -35,7 +36,7 @@ class Contender(ABC):
     def __init__(self, work: Work) -> None:
         torch.manual_seed(0)
         self.work = work
-        self.model = self.build()
+        self.model = self.build().to(DEVICE)
         self.memory = self.full_memory(work.batch)
         self.text = segments(work.batch, work.segment_length)
         # What costs all models the same should cost little.
@@ -67,7 +68,7 @@ class Contender(ABC):
 
     def loss(self) -> Tensor:
         """What a training step minimises, of the next segment."""
-        tokens, targets = next(self.text)
+        tokens, targets = (part.to(DEVICE) for part in next(self.text))
         logits, self.memory, compression_loss = self.read(tokens, self.memory)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) + compression_loss
 
@@ -106,7 +107,7 @@ class Contender(ABC):
 
     def prefix(self, batch: int, at: int) -> Tensor:
         """The tokens `[batch, at]` of the segment that a decoder has read."""
-        return next(segments(batch, self.work.segment_length))[0][:, :at]
+        return next(segments(batch, self.work.segment_length))[0][:, :at].to(DEVICE)
 
 
 class Ours(Contender):
@@ -153,7 +154,7 @@ class OursBf16(Ours):
     name, precision = "ours, bf16", "bf16"
 
     def loss(self) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             return super().loss()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from compressive_transformer import CompressiveTransformer
 from contenders import Ours
-from machine import resident
+from machine import DEVICE, held
 from timing import Decoding, interleave, say
 from works import WORKS, Work, full_memory, multiply_adds, segments
 
@@ -69,7 +69,7 @@ def grow(axis: Axis, rounds: int) -> dict[str, Any]:
 def stream(tokens: int, parts: int = 5) -> dict[str, Any]:
     """Scoring one text of so many tokens: seconds a segment and memory of the process, at places of the stream."""
     say(f"a stream of {tokens:,} tokens")
-    length, model = STREAM.segment_length, CompressiveTransformer(STREAM.config).eval()
+    length, model = STREAM.segment_length, CompressiveTransformer(STREAM.config).to(DEVICE).eval()
     memory, total = model.empty_memory(1), tokens // length
     wanted = {round(10 ** (exponent / 2)) for exponent in range(2, 20)}
     marks = [mark for mark in sorted(wanted) if mark + parts < total] + [total - parts]
@@ -78,13 +78,13 @@ def stream(tokens: int, parts: int = 5) -> dict[str, Any]:
     def read(pieces: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         nonlocal memory
         for piece, _ in pieces:
-            memory = model(piece, memory).memory
+            memory = model(piece.to(DEVICE), memory).memory
 
     for mark in marks:
         read(islice(text, mark - at))
         taken = interleave({"": lambda: read(islice(text, 1))}, parts)[""]
         at = mark + parts
-        rows.append({"tokens": mark * length, "seconds": taken, "resident_bytes": resident("VmRSS")})
+        rows.append({"tokens": mark * length, "seconds": taken, "resident_bytes": held(at_most=False)})
         say(f"  {mark * length:,} tokens")
     return {"work": str(STREAM), "threads": torch.get_num_threads(), "rows": rows, "tokens": at * length}
 

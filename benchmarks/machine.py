@@ -13,6 +13,8 @@ import torch
 
 import compressive_transformer
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where everything is measured."""
 PACKAGES = (
     "torch",
     "compressive-transformer",
@@ -29,6 +31,7 @@ def conditions() -> dict[str, Any]:
     """Commit, processor and versions."""
     return {
         "commit": commit(),
+        **({"gpu": torch.cuda.get_device_name()} if DEVICE.type == "cuda" else {}),
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -58,11 +61,20 @@ def cpu() -> str:
     return next(names, platform.machine())
 
 
-def resident(field: str) -> int:
-    """Bytes that /proc says of this process: VmRSS now, VmHWM at most.
+def wait() -> None:
+    """Until the device has done what it was told; a CPU always has."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def held(*, at_most: bool) -> int:
+    """Bytes that this process holds now, or held at most: of tensors on a GPU, else of all as /proc says.
 
     Not the ru_maxrss of getrusage, which a child takes over from its parent.
     """
+    if DEVICE.type == "cuda":
+        return torch.cuda.max_memory_allocated() if at_most else torch.cuda.memory_allocated()
+    field = "VmHWM" if at_most else "VmRSS"
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(f"{field}:")).split()[1])
 

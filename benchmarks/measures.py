@@ -14,7 +14,7 @@ import torch
 
 from classical import Classical
 from contenders import Contender, Ours, OursBf16, WithoutCompression
-from machine import resident
+from machine import held
 from peers import PEERS
 from timing import LIMIT, Decoding, Seconds, bf16_is_fast, interleave, products, reading, say
 from works import WORKS, Work, decoding_bytes, multiply_adds
@@ -61,7 +61,8 @@ class Measures:
         }
         runs: dict[str, Callable[[], object]] = {name: one.run for name, one in decode.items()}
         limits = {}
-        for name, (weight, state) in DECODING_BYTES.items():
+        for name in [name for name in decode if name in DECODING_BYTES]:
+            weight, state = DECODING_BYTES[name]
             needed = decoding_bytes(self.work.config, batch, weight=weight, state=state)
             runs[f"{LIMIT} {name}"], done = reading(needed)
             limits[name] = {"needed_bytes": needed, "bytes": done}
@@ -122,11 +123,11 @@ def main() -> None:
     """Two training steps of one contender in this process, and what it held, as JSON on stdout."""
     work, name, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    before = resident("VmRSS")
+    before = held(at_most=False)
     step = partial(ALL[name].train, ALL[name](WORKS[work]))
     step()
     step()  # from the second on Adam's own states are there from the beginning
-    print(json.dumps({"before": before, "peak": resident("VmHWM")}))
+    print(json.dumps({"before": before, "peak": held(at_most=True)}))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from x_transformers import Decoder, TransformerWrapper
 
 from contenders import Contender, reading_one_by_one
+from machine import DEVICE
 from timing import Step
 from works import IDS, segments
 
@@ -54,7 +55,8 @@ class Lucidrains(Contender):
 
     def full_memory(self, batch: int) -> Any:
         lengths = (self.work.memory_length, self.work.compressed_length)
-        return tuple(torch.randn(self.work.n_layers, batch, length, self.work.d_model) for length in lengths)
+        layers, width = self.work.n_layers, self.work.d_model
+        return tuple(torch.randn(layers, batch, length, width, device=DEVICE) for length in lengths)
 
     def slots(self, memory: Any) -> set[int]:
         return {sum(states.shape[2] for states in memory)}
@@ -98,7 +100,9 @@ class LabmlModel(nn.Module):
         recent, compressed = memory
         shape = (tokens.shape[1], len(compressed[0]) + len(recent[0]) + tokens.shape[1])
         if shape not in self.masks:
-            self.masks = {shape: torch.ones(shape, dtype=torch.bool).tril(shape[1] - shape[0])[:, :, None]}
+            self.masks = {
+                shape: torch.ones(shape, dtype=torch.bool, device=DEVICE).tril(shape[1] - shape[0])[:, :, None]
+            }
         hidden, states = self.layers(self.embedding(tokens.t()), recent, compressed, self.masks[shape])
         return self.logits(hidden).transpose(0, 1), states
 
@@ -124,7 +128,9 @@ class Labml(Contender):
 
     def full_memory(self, batch: int) -> Any:
         lengths, shape = (self.work.memory_length, self.work.compressed_length), (batch, self.work.d_model)
-        return tuple([torch.randn(length, *shape) for _ in range(self.work.n_layers)] for length in lengths)
+        return tuple(
+            [torch.randn(length, *shape, device=DEVICE) for _ in range(self.work.n_layers)] for length in lengths
+        )
 
     def slots(self, memory: Any) -> set[int]:
         return {len(recent) + len(compressed) for recent, compressed in zip(*memory, strict=True)}
@@ -180,7 +186,7 @@ class XTransformers(Contender):
         # What it keeps of each layer is its own affair: let it read as many segments as it takes.
         count, memory = -(-self.work.slots // self.work.segment_length), None
         for tokens, _ in islice(segments(batch, self.work.segment_length), count):
-            _, memory, _ = self.read(tokens, memory)
+            _, memory, _ = self.read(tokens.to(DEVICE), memory)
         return memory
 
     def slots(self, memory: Any) -> set[int]:

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from compressive_transformer.checkpoint import write_json
 from contenders import Ours
-from machine import conditions
+from machine import DEVICE, conditions, wait
 from works import WORKS
 
 BEFORE = Path(__file__).parent / "profile-before.json"
@@ -28,14 +28,17 @@ def profile_training(name: str = "S", steps: int = 2, rows: int = 10) -> dict[st
     torch.set_num_threads(1)
     contender = Ours(WORKS[name])
     contender.train()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    activity = ProfilerActivity.CPU if DEVICE.type == "cpu" else ProfilerActivity.CUDA
+    with profile(activities=[activity]) as profiler:
         for _ in range(steps):
             contender.train()
+        wait()
     events = profiler.key_averages()
-    total = sum(event.self_cpu_time_total for event in events)
-    first = sorted(events, key=lambda event: -event.self_cpu_time_total)[:rows]
+    took = {event: event.self_cpu_time_total or event.self_device_time_total for event in events}
+    total = sum(took.values())
     operations = [
-        {"name": event.key, "share": event.self_cpu_time_total / total, "calls": event.count / steps} for event in first
+        {"name": event.key, "share": took[event] / total, "calls": event.count / steps}
+        for event in sorted(events, key=lambda event: -took[event])[:rows]
     ]
     return {"work": name, "threads": 1, "seconds_a_step": total / steps / 1e6, "operations": operations}
 

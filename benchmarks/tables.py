@@ -38,6 +38,8 @@ def made(results: Results) -> str:
     )
     left_out = f"\n\nNot measured here: {'; '.join(skipped)}." if skipped else ""
     processor = f"{conditions['cpu']}, {conditions['cores']} cores, {conditions['instructions']}"
+    if "gpu" in conditions:
+        processor = f"{conditions['gpu']}, beside {processor}"
     commit = conditions["commit"] or "unknown"
     where = f"at commit {commit}; {processor}; {versions}"
     return f"{works}\n\nMeasured in {results['minutes']} minutes {where}. {EVERY_ONE}{short}{left_out}"

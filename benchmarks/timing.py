@@ -12,6 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from machine import DEVICE, wait
+
 Step = Callable[[Tensor], Tensor]
 """Takes the next token of each lane `[batch]` in, and gives logits `[batch, vocab_size]`."""
 Seconds = dict[str, list[float]]
@@ -19,7 +21,7 @@ Seconds = dict[str, list[float]]
 
 LIMIT = "limit"
 """The name under which a limit of the machine runs among the contenders."""
-SIDE = 1024
+SIDE = 1024 if DEVICE.type == "cpu" else 8192  # large enough to keep it busy
 PRODUCTS = 4
 PLACES = (1, 3, 5, 7)
 """Eighths of a segment at which decoding is timed; its commit, the last token, is timed apart."""
@@ -43,6 +45,7 @@ def interleave(runs: Mapping[str, Callable[[], object]], rounds: int) -> Seconds
         for name, run in runs.items():
             began = time.perf_counter()
             run()
+            wait()
             seconds[name].append(time.perf_counter() - began)
     return seconds
 
@@ -88,19 +91,21 @@ class Decoding:
         self.commit.append(self._time(self.length - 3, 2)[-1])
 
     def _time(self, at: int, tokens: int) -> list[float]:
-        step, taken = self.decoder(self.batch, at), torch.zeros(self.batch, dtype=torch.int64)
+        step, taken = self.decoder(self.batch, at), torch.zeros(self.batch, dtype=torch.int64, device=DEVICE)
         taken = step(taken).argmax(dim=-1)  # warms up
+        wait()
         seconds = []
         for _ in range(tokens):
             began = time.perf_counter()
             taken = step(taken).argmax(dim=-1)
+            wait()
             seconds.append(time.perf_counter() - began)
         return seconds
 
 
 def products(dtype: torch.dtype = torch.float32) -> tuple[Callable[[], None], float]:
     """Matrix products of 1024 x 1024, and their multiply-adds: how fast this machine multiplies."""
-    left, right = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
+    left, right = (torch.randn(SIDE, SIDE, device=DEVICE).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
 
     def run() -> None:
@@ -116,7 +121,7 @@ def reading(size: float, least: float = 2e9) -> tuple[Callable[[], None], float]
 
     As large as what a decoder reads for a token, so that a cache which holds the one holds the other.
     """
-    buffer = torch.ones(max(1, int(size) // 4))
+    buffer = torch.ones(max(1, int(size) // 4), device=DEVICE)
     times = max(1, round(least / buffer.nbytes))
 
     def run() -> None:
@@ -133,7 +138,7 @@ def bf16_is_fast() -> bool:
     """
     runs = {}
     for dtype in (torch.float32, torch.bfloat16):
-        left, right = (torch.randn(256, 256).to(dtype) for _ in range(2))
+        left, right = (torch.randn(256, 256, device=DEVICE).to(dtype) for _ in range(2))
         runs[str(dtype)] = partial(torch.mm, left, right)
     # The fastest of many rounds: beside other processes a single one may wait for as long as bf16 takes.
     plain, rounded = (min(took) for took in interleave(runs, 20).values())

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import attention
 import goals
 import page
 import tables
@@ -139,6 +140,11 @@ def test_decoding_is_timed_at_four_places_and_its_commit_apart(monkeypatch: pyte
     assert began == [8, 24, 40, 56, 61]
     assert decoding.ordinary == [1.0]
     assert decoding.commit == [100.0]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_forms_of_attention_are_one() -> None:
+    attention.check_agreement()
 
 
 def test_multiply_adds_are_those_of_describe() -> None:

@@ -658,6 +658,29 @@ def test_a_memory_that_does_not_fit_is_described_by_the_layer_in_which_it_does_n
         model(random_tokens(2, 4), small_model(n_layers=3).empty_memory(2))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"compression": name} for name in ("conv", "attention", "most-used")),
+        *({"compression_loss": name} for name in ("auto-encoding", "bptt")),
+        {"position": "rotary"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::compressive_transformer.CompressiveWarning")
+def test_a_training_step_asks_the_device_for_no_number(fields):
+    # Tensors on the meta device have none: each wait for a GPU would be an error here. (An adaptive vocabulary asks how
+    # many targets each cluster has.)
+    model = small_model(**fields).to("meta")
+    memory, lengths, loss = model.empty_memory(3), torch.tensor([4, 9, 1]), torch.zeros((), device="meta")
+    for _ in range(2):
+        tokens = torch.zeros(3, 9, dtype=torch.int64, device="meta")
+        output = model(tokens, memory, lengths, targets=tokens)
+        memory, loss = output.memory, loss + output.nats.sum() + output.compression_loss
+    loss.backward()
+    assert model.embedding.weight.grad is not None
+
+
 @pytest.mark.parametrize("change", [torch.Tensor.float, torch.Tensor.long, lambda states: states.to("meta")])
 def test_memory_of_another_precision_or_device_is_refused(change):
     model = small_model()  # in double precision
