@@ -51,9 +51,9 @@ class Reach:
     masked: Tensor
     """Those of compressed and recent slots `[head, batch, slot]`."""
     scratch: Scratch
-    rows: tuple[tuple[Tensor, Tensor], ...] = ()
-    """Of each region projected distances `[head, d_head, slot]` and room for scores `[head, batch, slot]`; relative
-    attention only."""
+    rows: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+    """Of each region projected distances `[head, d_head, slot]`, room for scores `[head, batch, slot]`, and where they
+    go; relative attention only."""
     angles: Tensor | None = None
     """Of the token's place `[1, 1, d_head]`; rotary attention only."""
 
@@ -129,8 +129,9 @@ class PackedLayer:
             return torch.bmm(scratch.content, reach.keys, out=reach.scores)
         reach.own.copy_(keys_values)
         torch.add(queries, self.biases, out=scratch.queries)
-        for at, (rows, scores) in enumerate(reach.rows):
-            torch.bmm(scratch.shifted[at % len(scratch.shifted)], rows, out=scores)
+        for at, (rows, room, scores) in enumerate(reach.rows):
+            torch.bmm(scratch.shifted[at % len(scratch.shifted)], rows, out=room)
+            scores.copy_(room)
         return reach.scores.baddbmm_(scratch.content, reach.keys)
 
 

@@ -27,7 +27,8 @@ class Slots:
         self.buffer = packed.weight.new_zeros(len(self.layers), kinds, config.n_heads, batch, slots, d_head)
         self.keys = self.buffer[:, 2 if self.rotary else 0].flatten(1, 2).transpose(2, 3)
         self.values = self.buffer[:, 1].flatten(1, 2)
-        self.room = packed.weight.new_zeros(config.n_heads * batch * slots)
+        # For all scores, and for those of one region: products into a part of the first would go head by head.
+        self.room, self.apart = packed.weight.new_zeros(2, config.n_heads * batch * slots)
         biases = packed.layers[self.layers[0]].biases
         self.scratch = Scratch(
             packed.weight,
@@ -88,7 +89,8 @@ class Slots:
             around, step = divmod(place, table.shape[0])
             first = self.queries // table.shape[0] - 1 - around
             rows = table[step].narrow(3, first, part.shape[2]).unbind(0)
-            regions.append([(distances, part) for distances in rows])
+            room = self.apart[: part.numel()].view(part.shape)
+            regions.append([(distances, room, part) for distances in rows])
         return [Reach(*each, *shared, rows=rows) for each, rows in zip(views, zip(*regions, strict=True), strict=True)]
 
     def commit(self, seen: int, compressed: dict[int, Tensor]) -> None:
