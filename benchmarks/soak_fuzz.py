@@ -85,7 +85,11 @@ def main() -> None:
             done = started("--folder", folder, "--file", name, "--seconds", str(given.seconds))
             results.append(result(name, done.stderr, done.returncode))
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    text = json.dumps({"seconds for each": given.seconds, "files": results}, indent=1) + "\n"
+    made = {
+        "command": f"python benchmarks/soak_fuzz.py --seconds {given.seconds}",
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+    }
+    text = json.dumps({**made, "files": results}, indent=1) + "\n"
     if given.out:
         given.out.write_text(text, encoding="utf-8")
     else:
