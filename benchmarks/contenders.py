@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compressive_transformer import CompressiveTransformer
+from compressive_transformer import CompressiveTransformer, Distances
 from compressive_transformer.decoding import CachedDecoder, Precision
 from compressive_transformer.memory import Memory
 from machine import DEVICE
@@ -117,8 +117,16 @@ class Ours(Contender):
     compression = ".compression."
     model: CompressiveTransformer
 
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self.distances = Distances()
+
     def build(self) -> nn.Module:
         return CompressiveTransformer(self.work.config)
+
+    def train(self) -> None:
+        super().train()
+        self.distances = Distances()  # weights have changed
 
     def full_memory(self, batch: int) -> Memory:
         return full_memory(self.model, batch)
@@ -128,7 +136,8 @@ class Ours(Contender):
         return {int(count) for compressed, recent in filled for count in compressed + recent}
 
     def read(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, Memory, Tensor]:
-        output = self.model(tokens, memory)
+        # Kept while weights stay, as `evaluate` does.
+        output = self.model(tokens, memory, distances=None if torch.is_grad_enabled() else self.distances)
         return output.logits, output.memory, output.compression_loss
 
     def decoder(self, batch: int, at: int) -> Step:

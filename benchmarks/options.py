@@ -1,9 +1,9 @@
-"""What two switches of training cost and save: gradient checkpointing and torch.compile.
+"""What gradient checkpointing and torch.compile cost and save in training, and kept distances in reading.
 
     python benchmarks/options.py
 
-Memory is what a fresh process gains at its peak over what it held before the first step. Times are CPU times of steps
-in one process, eager and compiled in turn; their ratio is the median over steps, the first two left out.
+Memory is what a fresh process gains at its peak over what it held before the first step. Times are CPU times in one
+process, of both ways in turn; their ratio is the median, the first two left out.
 """
 
 import resource
@@ -16,6 +16,7 @@ import torch
 
 import compressive_transformer as ct
 from compressive_transformer.blocks import Block
+from works import WORKS, full_memory, segments
 
 STEPS = 10
 
@@ -75,6 +76,22 @@ def ratio(position: str) -> float:
     return median(ratios[2:])
 
 
+@torch.no_grad()
+def kept(work: str, batch: int, tokens: int) -> float:
+    """CPU time of reading tokens with distances that are kept, over that of projecting them each time."""
+    model, distances = ct.CompressiveTransformer(WORKS[work].config).eval(), ct.Distances()
+    memory, text = full_memory(model, batch), next(segments(batch, WORKS[work].segment_length))[0][:, :tokens]
+    ratios = []
+    for _ in range(STEPS + 2):
+        times = []
+        for way in (None, distances):
+            begin = time.process_time()
+            model(text, memory, distances=way)
+            times.append(time.process_time() - begin)
+        ratios.append(times[1] / times[0])
+    return median(ratios[2:])
+
+
 def main() -> None:
     """Print all of it."""
     for checkpointing in ("no", "yes"):
@@ -83,6 +100,10 @@ def main() -> None:
         print(f"gradient checkpointing {checkpointing}: {gained} MiB more at the peak", flush=True)
     for position in ("rotary", "relative"):
         print(f"compiled over eager, {position}: {ratio(position):.2f}", flush=True)
+    for work, sizes in WORKS.items():
+        for batch, tokens in ((sizes.batch, sizes.segment_length), (1, 64)):
+            share = kept(work, batch, tokens)
+            print(f"distances kept over projected, work {work}, {batch} × {tokens} tokens: {share:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from compressive_transformer import CompressiveTransformer, ModelConfig, next_token_loss
+from compressive_transformer import CompressiveTransformer, Distances, ModelConfig, next_token_loss
 from compressive_transformer.memory import Memory, SlotLayout
 
 IDS = 257
@@ -91,16 +91,20 @@ def full_memory(model: CompressiveTransformer, batch: int) -> Memory:
 def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
     """Multiply-adds of all matrix products a token: of reading it, or of a training step with the compression loss.
 
-    Counted as `describe` counts, on tensors without numbers, masked slots included, lanes of one age.
+    Counted as `describe` counts, on tensors without numbers, masked slots included, lanes of one age. Reading keeps
+    projected distances, training projects them.
     """
     with torch.device("meta"):
         model = CompressiveTransformer(config)
         tokens = torch.zeros(batch, config.segment_length, dtype=torch.int64)
-    memory = full_memory(model, batch)
-    with torch.set_grad_enabled(training), FlopCounterMode(display=False) as counter:
-        output = model(tokens, memory)
-        if training:
-            (next_token_loss(output.logits, tokens) + output.compression_loss).backward()
+    memory, distances = full_memory(model, batch), None if training else Distances()
+    with torch.set_grad_enabled(training):
+        if distances:
+            model(tokens, memory, distances=distances)
+        with FlopCounterMode(display=False) as counter:
+            output = model(tokens, memory, distances=distances)
+            if training:
+                (next_token_loss(output.logits, tokens) + output.compression_loss).backward()
     return counter.get_total_flops() / 2 / tokens.numel()
 
 

@@ -142,7 +142,6 @@ def test_decoding_is_timed_at_four_places_and_its_commit_apart(monkeypatch: pyte
     assert decoding.commit == [100.0]
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_forms_of_attention_are_one() -> None:
     attention.check_agreement()
 
@@ -150,7 +149,7 @@ def test_forms_of_attention_are_one() -> None:
 def test_multiply_adds_are_those_of_describe() -> None:
     cost = describe(SMALL.config).total
     shared = cost.position_multiply_adds / SMALL.batch
-    assert multiply_adds(SMALL.config, SMALL.batch, training=False) == pytest.approx(cost.multiply_adds + shared)
+    assert multiply_adds(SMALL.config, SMALL.batch, training=False) == pytest.approx(cost.multiply_adds)
     forward = cost.multiply_adds + shared + cost.loss_multiply_adds
     assert 2 * forward < multiply_adds(SMALL.config, SMALL.batch, training=True) < 3 * forward
 

@@ -15,6 +15,7 @@ from .lanes import Segment, lanes
 from .live import ScoredLine, score_lines
 from .memory import Memory, SlotLayout
 from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
+from .positions import Distances
 from .recall import Recall, recall_accuracy
 from .reconstruction import Reconstruction, measure_reconstruction
 from .stream import Stream
@@ -35,6 +36,7 @@ __all__ = [
     "Corpus",
     "Cost",
     "Description",
+    "Distances",
     "Document",
     "Evaluation",
     "Inspection",

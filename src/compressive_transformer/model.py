@@ -15,7 +15,7 @@ from .embedding import IGNORE, build_embedding
 from .errors import CompressiveError, CompressiveWarning
 from .inputs import checked_lengths, checked_targets, require_ids
 from .memory import Memory, SlotLayout, empty_memory
-from .positions import chunk_positions
+from .positions import Distances, chunk_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +78,21 @@ class CompressiveTransformer(nn.Module):
         memory: Memory | None = None,
         lengths: Tensor | None = None,
         targets: Tensor | None = None,
+        *,
+        distances: Distances | None = None,
     ) -> Output:
         """Logits for the next token after each of `tokens [batch, chunk]`, and the memory that follows.
 
         A chunk may have any length. With `lengths [batch]` lane b reads its first `lengths[b]` tokens and the
         rest is padding, which nothing depends on. Without `memory` the lanes start empty. With the next tokens as
         `targets [batch, chunk]`, -100 where there is none, the output has their nats too; padding has none.
+        `distances` are what earlier calls have projected, with the same weights and without gradient.
 
-        Raises CompressiveError where tokens, memory, lengths or targets do not fit one another or the model.
+        Raises CompressiveError where tokens, memory, lengths or targets do not fit one another or the model, and for
+        `distances` where there is gradient.
         """
+        if distances is not None and torch.is_grad_enabled():
+            raise CompressiveError("distances are kept where there is no gradient: call the model in torch.no_grad()")
         lengths = checked_lengths(tokens, lengths)
         targets = checked_targets(tokens, targets, lengths)
         for ids in (tokens,) if targets is None else (tokens, targets.masked_fill(targets == IGNORE, 0)):
@@ -96,7 +102,7 @@ class CompressiveTransformer(nn.Module):
         layout = self.layouts[0]  # segments are as long in every layer
         room = layout.segment_length - layout.pending(memory.seen)
         if bool((lengths <= room).all()):
-            return self._read(tokens, memory, lengths, targets)
+            return self._read(tokens, memory, lengths, targets, distances)
         outputs, read = [], torch.zeros_like(lengths)
         while bool((read < lengths).any()):
             room = layout.segment_length - layout.pending(memory.seen)
@@ -104,18 +110,26 @@ class CompressiveTransformer(nn.Module):
             places = read[:, None] + torch.arange(int(taken.max()))
             places = places.clamp(max=tokens.shape[1] - 1).to(tokens.device)
             wanted = None if targets is None else targets.gather(1, places)
-            output = self._read(tokens.gather(1, places), memory, taken, wanted)
+            output = self._read(tokens.gather(1, places), memory, taken, wanted, distances)
             outputs.append((read, taken, output))
             memory, read = output.memory, read + taken
         return _joined(outputs, tokens.shape[1])
 
-    def _read(self, tokens: Tensor, memory: Memory, lengths: Tensor, targets: Tensor | None) -> Output:
+    def _read(
+        self, tokens: Tensor, memory: Memory, lengths: Tensor, targets: Tensor | None, distances: Distances | None
+    ) -> Output:
         """One pass over a chunk in which no lane reads beyond its current segment."""
         weight, after = self.embedding.weight, memory.seen + lengths
         chunks = {}
         for layout in set(self.layouts):  # all layers of a layout share one computation
             positions = chunk_positions(
-                self.config, layout, seen=memory.seen, lengths=lengths, chunk=tokens.shape[1], like=weight
+                self.config,
+                layout,
+                seen=memory.seen,
+                lengths=lengths,
+                chunk=tokens.shape[1],
+                like=weight,
+                distances=distances,
             )
             chunks[layout] = Chunk(layout, memory.seen, after, positions)
         hidden = self.dropout(self.embedding(tokens))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import ModelConfig
 from .memory import SlotLayout
@@ -26,10 +26,39 @@ class Grid:
     """
 
     slots: int
-    rows: Tensor
-    """`[step, 1 or offsets, distances, d_model]`, largest distance first."""
+    table: Tensor
+    """Sinusoids of the distances at which a segment may see the region `[distance, d_model]`."""
+    index: Tensor
+    """Which of them occur in this chunk `[step, 1 or offsets, distances]`, largest distance first."""
     lanes: Tensor | None
     """Which of the offsets holds for a lane `[batch]`; None where one holds for all."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Sinusoids `[step, 1 or offsets, distances, d_model]`."""
+        return self.table[self.index]
+
+
+class Distances:
+    """Projected distances that are kept from call to call, of models whose weights stay as they are.
+
+    Relative attention projects the sinusoids of all distances that occur in a call. Where the same weights read call
+    after call, that gives the same numbers each time: `model(tokens, memory, distances=distances)` takes them from
+    here, after the first. When weights change, begin with new ones: these would mix old and new.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is projected yet."""
+        self._kept: dict[tuple[nn.Module, Tensor, bool], Tensor] = {}
+
+    def projected(self, projection: nn.Module, grid: Grid) -> Tensor:
+        """`projection(grid.rows)`, all distances of the region being projected once."""
+        device = grid.table.device.type
+        rounded = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        key = (projection, grid.table, rounded)
+        if key not in self._kept:
+            self._kept[key] = projection(grid.table)
+        return self._kept[key][grid.index]
 
 
 @dataclass(frozen=True)
@@ -48,6 +77,15 @@ class RelativePositions(Positions):
     """Compressed slots (where there are any), then recent slots and segment as one region."""
     queries: int
     """Queries, padded to a multiple of the largest step."""
+    distances: Distances | None
+    """Where projected distances are kept, if they are."""
+
+    def projected(self, projection: nn.Module, grid: Grid) -> Tensor:
+        """`projection(grid.rows)`."""
+        if self.distances is not None:
+            return self.distances.projected(projection, grid)
+        rows: Tensor = projection(grid.rows)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -64,20 +102,35 @@ class RotaryPositions(Positions):
 
 
 def chunk_positions(
-    config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
+    config: ModelConfig,
+    layout: SlotLayout,
+    *,
+    seen: Tensor,
+    lengths: Tensor,
+    chunk: int,
+    like: Tensor,
+    distances: Distances | None = None,
 ) -> Positions:
     """Places of a chunk of at most one segment, in layers of one layout, read by lanes that have seen `seen [batch]`.
 
     Lane b reads `lengths[b]` of `chunk` tokens, which complete at most its current segment. Slots are those
     of [compressed | recent | segment], the segment as wide as `SlotLayout.segment_width` says. `like` gives
-    dtype and device. The form is the one that the config's `position` names.
+    dtype and device. The form is the one that the config's `position` names; `distances` are of relative ones only.
     """
-    form = rotary_positions if config.position == "rotary" else relative_positions
-    return form(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like)
+    if config.position == "rotary":
+        return rotary_positions(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like)
+    return relative_positions(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like, distances=distances)
 
 
 def relative_positions(
-    config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
+    config: ModelConfig,
+    layout: SlotLayout,
+    *,
+    seen: Tensor,
+    lengths: Tensor,
+    chunk: int,
+    like: Tensor,
+    distances: Distances | None = None,
 ) -> RelativePositions:
     """Places for `RelativeAttention`; the arguments are those of `chunk_positions`."""
     pending = layout.pending(seen)
@@ -90,7 +143,8 @@ def relative_positions(
     grids = [_recent_grid(config, layout, pending, queries, recent_slots, like)]
     if layout.compressed_length:
         grids.insert(0, _compressed_grid(config, layout, seen, queries, step, like))
-    return RelativePositions(_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
+    mask = _mask(config, layout, seen, queries, width, like)
+    return RelativePositions(mask, tuple(grids), queries, distances)
 
 
 def distance_tables(config: ModelConfig, layout: SlotLayout, like: Tensor) -> tuple[Tensor, ...]:
@@ -161,7 +215,7 @@ def _recent_grid(
     distances = reach + offsets[:, None] + queries - 1 - torch.arange(rows)
     table = _recent_table(config, layout, like)
     index = distances.clamp(-1, table.shape[0] - 2) + 1
-    return Grid(slots, table[index.to(like.device)][None], lanes)
+    return Grid(slots, table, index.to(like.device)[None], lanes)
 
 
 def _compressed_grid(
@@ -174,7 +228,7 @@ def _compressed_grid(
     index = torch.arange(step)[:, None, None] + distinct[:, None] + further  # [step, offsets, distances]
     table = _compressed_table(config, layout, like)
     index = index.clamp(max=len(table) - 1)  # only padding beyond a segment stands further away
-    return Grid(slots, table[index.to(like.device)], lanes)
+    return Grid(slots, table, index.to(like.device), lanes)
 
 
 def _recent_table(config: ModelConfig, layout: SlotLayout, like: Tensor) -> Tensor:

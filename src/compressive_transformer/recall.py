@@ -17,6 +17,7 @@ from .errors import CompressiveError
 from .lanes import Lanes
 from .memory import SlotLayout
 from .model import CompressiveTransformer
+from .positions import Distances
 from .settings import as_table
 
 RANGES = 4
@@ -187,11 +188,11 @@ def _predicted(model: CompressiveTransformer, split: Split, batch: int) -> list[
     device, training = model.embedding.weight.device, model.training
     model.eval()
     try:
-        memory = None
+        memory, distances = None, Distances()
         for segment in lanes:
             memory = model.empty_memory(len(segment.starts)) if memory is None else memory.reset(segment.starts)
             firsts = memory.seen.tolist()
-            output = model(segment.tokens.to(device), memory, segment.lengths)
+            output = model(segment.tokens.to(device), memory, segment.lengths, distances=distances)
             likeliest = output.logits.argmax(-1).cpu().numpy()
             reading = zip(segment.documents.tolist(), firsts, segment.lengths.tolist(), likeliest, strict=True)
             for number, first, length, tokens in reading:

@@ -15,6 +15,7 @@ from .errors import CompressiveError
 from .keeping import belongs_to, read_state, write_state
 from .memory import Memory
 from .model import CompressiveTransformer
+from .positions import Distances
 from .sampling import Sampling, require_tokens
 from .tokenizer import ByteTokenizer, Tokenizer
 
@@ -25,8 +26,9 @@ class Stream:
     What was read and written stays in memory as the model's config says; `memory` can be kept and set back, to read on
     from there, and `save` keeps all of a stream in a file.
 
-    Text is read in segments by the model and written token by token by a `CachedDecoder`, which packs the weights
-    when the stream first writes: of a model that has changed since, make a new stream.
+    Text is read in segments by the model, whose projected distances are kept, and written token by token by a
+    `CachedDecoder`, which packs the weights when the stream first writes: of a model that has changed since, make a
+    new stream.
     """
 
     def __init__(self, model: CompressiveTransformer, tokenizer: Tokenizer, precision: Precision = "full") -> None:
@@ -46,6 +48,7 @@ class Stream:
         self.tokenizer = tokenizer
         self.precision = precision
         self._memory: Memory | None = model.empty_memory(1)  # None while the decoder is ahead of it
+        self._distances = Distances()
         self._decoder: CachedDecoder | None = None
         self._behind = False  # the decoder, of what was read since it stepped
         self._logits: Tensor | None = None  # of the next token; None before the document's start was read
@@ -190,7 +193,7 @@ class Stream:
         training = self.model.training
         self.model.eval()
         device = self.model.embedding.weight.device
-        output = self.model(tokens[None].to(device), self.memory)
+        output = self.model(tokens[None].to(device), self.memory, distances=self._distances)
         self.model.train(training)
         logits: Tensor = output.logits[0]
         self.memory = output.memory

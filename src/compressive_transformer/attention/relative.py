@@ -43,19 +43,21 @@ class RelativeAttention(Attention):
         queries = self._heads(functional.pad(projected.queries, (0, 0, 0, positions.queries - chunk)))
         content = self._scaled(queries + self.content_bias, keys)
         grids = [
-            self._relative(queries, grid, compressed=len(positions.grids) - at == 2)
+            self._relative(queries, grid, positions, compressed=len(positions.grids) - at == 2)
             for at, grid in enumerate(positions.grids)
         ]
         mixed = relative_attention(content, keys, values, positions.mask.to(keys.dtype), grids, observe)
         mixed_output: Tensor = self.output(mixed[:, :chunk].flatten(2))
         return mixed_output
 
-    def _relative(self, queries: Tensor, grid: Grid, *, compressed: bool) -> tuple[Tensor, Tensor, int]:
+    def _relative(
+        self, queries: Tensor, grid: Grid, positions: RelativePositions, *, compressed: bool
+    ) -> tuple[Tensor, Tensor, int]:
         """Queries `[step, batch, a, head, d_head]`, rows `[step, 1 or batch, row, head, d_head]`, slots."""
         own = compressed and self.own_compressed_position
         projection = self.compressed_position if own else self.position
         bias = self.compressed_position_bias if own else self.position_bias
-        rows = self._heads(projection(grid.rows))
+        rows = self._heads(positions.projected(projection, grid))
         if grid.lanes is not None:
             rows = rows[:, grid.lanes.to(rows.device)]
         biased = self._scaled(queries + bias, rows)

@@ -19,6 +19,7 @@ from ..corpus import Split
 from ..errors import CompressiveError
 from ..lanes import Lanes
 from ..model import CompressiveTransformer, with_lengths
+from ..positions import Distances
 from ..settings import as_table
 from .buckets import Buckets, Tally
 from .score import Evaluation, Score
@@ -108,13 +109,15 @@ def score_documents(
     nats = torch.zeros(len(split.documents), dtype=torch.float64)
     device = model.embedding.weight.device
     memory = None
+    distances = Distances() if learner is None else None  # what learns changes what projects them
     with _scoring(model):
         for segment in lanes:
             memory = model.empty_memory(len(segment.starts)) if memory is None else memory.reset(segment.starts)
             if learner is not None and bool(segment.starts.any()):
                 learner.begin()
             with torch.set_grad_enabled(learner is not None):
-                output = model(segment.tokens.to(device), memory, segment.lengths, segment.targets.to(device))
+                tokens, targets = segment.tokens.to(device), segment.targets.to(device)
+                output = model(tokens, memory, segment.lengths, targets, distances=distances)
                 loss = output.nats.sum() / max(segment.total_targets, 1)
             scored, reading = output.nats.detach().cpu(), segment.documents >= 0
             nats.index_add_(0, segment.documents[reading], scored.sum(1)[reading])

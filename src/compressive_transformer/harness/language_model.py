@@ -14,6 +14,7 @@ from torch import Tensor
 from ..checkpoint import load
 from ..embedding import IGNORE, token_nats
 from ..errors import CompressiveError
+from ..positions import Distances
 from ..stream import Stream
 
 MAX_TOKENS = 256
@@ -38,6 +39,7 @@ class CompressiveLM(LM):  # type: ignore[misc]
         self.batch_size = int(batch_size)
         self.model, self.tokenizer = load(run)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._distances = Distances()
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Of each continuation after its context: ln p, and whether it is the likeliest token by token."""
@@ -104,7 +106,7 @@ class CompressiveLM(LM):  # type: ignore[misc]
             part = slice(first, first + segment)
             read, wanted = tokens[:, part].to(device), targets[:, part].to(device)
             own = (lengths - first).clamp(0, read.shape[1])
-            output = self.model(read, memory, own, None if greedy else wanted)
+            output = self.model(read, memory, own, None if greedy else wanted, distances=self._distances)
             memory = output.memory
             nats += (token_nats(output.logits, wanted) if greedy else output.nats).sum(1).cpu()
             if greedy:

@@ -15,6 +15,7 @@ from ..errors import CompressiveError
 from ..evaluate.buckets import Pieces
 from ..memory import Memory
 from ..model import CompressiveTransformer, with_lengths
+from ..positions import Distances
 from ..reconstruction import Reconstruction, squares_of_commits, watched_commits
 from ..stream import Stream
 from ..tokenizer import Tokenizer
@@ -96,7 +97,7 @@ class _Reader:
         self._model, self._chosen, self._best = model, chosen, best
         self._compresses = any(layout.compressed_length for layout in model.layouts)
         self._plain = with_lengths(model, compressed_length=0) if self._compresses else None
-        self._memory = model.empty_memory(1)
+        self._memory, self._distances = model.empty_memory(1), Distances()
         self._plain_memory = self._plain.empty_memory(1) if self._plain else None
         self._nats, self._nats_without = np.zeros(tokens), np.zeros(tokens)
         self._by_age, self._kept = AttentionByAge(model), KeptWatch(model)
@@ -119,13 +120,13 @@ class _Reader:
         kept = self._kept.slots()
         self._commits.clear()
         with observed_attention(self._model, self._by_age.tell), self._kept.watching():
-            output = self._model(inputs[None], before, None, targets[None])
+            output = self._model(inputs[None], before, None, targets[None], distances=self._distances)
         self._memory, after = output.memory, output.memory.seen
         self._nats[places] = _finite(output.nats[0], first)
         self._squares += squares_of_commits(self._model, self._commits, before=before.seen, after=after)
         self._kept.read(before=before.seen, after=after)
         if self._plain is not None:
-            output = self._plain(inputs[None], self._plain_memory, None, targets[None])
+            output = self._plain(inputs[None], self._plain_memory, None, targets[None], distances=self._distances)
             self._plain_memory = output.memory
             self._nats_without[places] = _finite(output.nats[0], first)
         self._attend(inputs, before, places, kept)

@@ -14,6 +14,7 @@ from ..decoding import LaneDecoder
 from ..embedding import token_nats
 from ..memory import Memory, join
 from ..model import CompressiveTransformer
+from ..positions import Distances
 from .jobs import Job
 from .refusal import Refusal, gone, stopping
 from .state import State
@@ -33,7 +34,7 @@ class Worker:
         """
         self.model, self.batch, self.queue = model, batch, queue
         self.tokens_read = self.tokens_written = 0
-        self._decoder = LaneDecoder(model)
+        self._decoder, self._distances = LaneDecoder(model), Distances()
         self._changed = threading.Condition()
         self._new: deque[Job] = deque()
         self._reading: deque[Job] = deque()
@@ -157,7 +158,8 @@ class Worker:
             row[: job.room] = job.left[: job.room]
         try:
             memory = join([job.state.memory for job in jobs])
-            output = self.model(tokens.to(self.model.embedding.weight.device), memory, lengths)
+            device = self.model.embedding.weight.device
+            output = self.model(tokens.to(device), memory, lengths, distances=self._distances)
             for lane, (job, length) in enumerate(zip(jobs, lengths.tolist(), strict=True)):
                 job.read(output.memory.select(torch.tensor([lane])), output.logits[lane, :length])
         except Exception as error:

@@ -1,0 +1,70 @@
+"""Projected distances that are kept from call to call change no number and are never of other weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressive_transformer import CompressiveError, Distances
+from compressive_transformer.config import ModelConfig
+from compressive_transformer.model import with_lengths
+from small import assert_close, assert_same_memory, configs, layered, random_tokens, small_model
+
+LAW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+quiet = pytest.mark.filterwarnings("ignore::compressive_transformer.CompressiveWarning")
+
+
+@LAW
+@quiet
+@given(configs, st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_reading_with_kept_distances_is_reading_without(config: ModelConfig, calls: list[list[int]]) -> None:
+    model, distances = small_model(config).eval(), Distances()
+    plain = kept = model.empty_memory(3)
+    with torch.no_grad():
+        for number, lengths in enumerate(calls):
+            tokens = random_tokens(3, max(1, *lengths), seed=number)
+            wanted = model(tokens, plain, torch.tensor(lengths))
+            found = model(tokens, kept, torch.tensor(lengths), distances=distances)
+            for lane, length in enumerate(lengths):
+                assert_close(found.logits[lane, :length], wanted.logits[lane, :length])
+            assert_same_memory(model, found.memory, wanted.memory)
+            plain, kept = wanted.memory, found.memory
+
+
+@layered
+def test_layers_and_models_of_other_lengths_share_them(fields: dict[str, object]) -> None:
+    model, distances = small_model(**fields).eval(), Distances()
+    tokens = random_tokens(2, 40)
+    with torch.no_grad():
+        for changed in (model, with_lengths(model, memory_length=9), with_lengths(model, memory_length=2)):
+            assert_close(changed(tokens, distances=distances).logits, changed(tokens).logits)
+
+
+def test_each_projection_is_computed_once() -> None:
+    model, distances, projected = small_model().eval(), Distances(), []
+    for block in model.blocks:
+        block.attention.position.register_forward_hook(lambda *_: projected.append(1))
+    memory = model.empty_memory(2)
+    with torch.no_grad():
+        for number in range(9):
+            memory = model(random_tokens(2, 1 + number), memory, distances=distances).memory
+    assert len(projected) == 2 * len(model.blocks)  # to compressed slots, and to all others
+
+
+@quiet
+def test_under_autocast_they_are_others() -> None:
+    model, distances = small_model().float().eval(), Distances()
+    tokens = random_tokens(2, 30)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model(tokens, distances=distances).logits
+        assert torch.equal(model(tokens, distances=distances).logits, model(tokens).logits)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model(tokens, distances=distances).logits, rounded)
+
+
+def test_with_gradient_they_are_refused() -> None:
+    with pytest.raises(CompressiveError, match=r"distances are kept where there is no gradient: call the model in"):
+        small_model()(random_tokens(2, 4), distances=Distances())
