@@ -68,3 +68,12 @@ def test_under_autocast_they_are_others() -> None:
 def test_with_gradient_they_are_refused() -> None:
     with pytest.raises(CompressiveError, match=r"distances are kept where there is no gradient: call the model in"):
         small_model()(random_tokens(2, 4), distances=Distances())
+
+
+def test_without_them_all_layers_project_one_tensor() -> None:
+    model, read = small_model(), []
+    for block in model.blocks:
+        block.attention.position.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    model(random_tokens(2, 4))
+    compressed, recent = read[:2]  # in training each would be kept for the backward pass
+    assert all(rows is first for rows, first in zip(read, [compressed, recent] * len(model.blocks), strict=True))

@@ -26,17 +26,20 @@ class Grid:
     """
 
     slots: int
-    table: Tensor
-    """Sinusoids of the distances at which a segment may see the region `[distance, d_model]`."""
-    index: Tensor
-    """Which of them occur in this chunk `[step, 1 or offsets, distances]`, largest distance first."""
+    rows: Tensor
+    """`[step, 1 or offsets, distances, d_model]`, largest distance first."""
     lanes: Tensor | None
     """Which of the offsets holds for a lane `[batch]`; None where one holds for all."""
+    table: Tensor
+    """Sinusoids of all distances at which a segment may see the region `[distance, d_model]`."""
+    index: Tensor
+    """Which of them the rows are `[step, 1 or offsets, distances]`."""
 
-    @property
-    def rows(self) -> Tensor:
-        """Sinusoids `[step, 1 or offsets, distances, d_model]`."""
-        return self.table[self.index]
+    @classmethod
+    def of(cls, slots: int, table: Tensor, index: Tensor, lanes: Tensor | None) -> Grid:
+        """The grid whose rows are those of `index` in `table`."""
+        index = index.to(table.device)
+        return cls(slots, table[index], lanes, table, index)
 
 
 class Distances:
@@ -215,7 +218,7 @@ def _recent_grid(
     distances = reach + offsets[:, None] + queries - 1 - torch.arange(rows)
     table = _recent_table(config, layout, like)
     index = distances.clamp(-1, table.shape[0] - 2) + 1
-    return Grid(slots, table, index.to(like.device)[None], lanes)
+    return Grid.of(slots, table, index[None], lanes)
 
 
 def _compressed_grid(
@@ -228,7 +231,7 @@ def _compressed_grid(
     index = torch.arange(step)[:, None, None] + distinct[:, None] + further  # [step, offsets, distances]
     table = _compressed_table(config, layout, like)
     index = index.clamp(max=len(table) - 1)  # only padding beyond a segment stands further away
-    return Grid(slots, table, index.to(like.device), lanes)
+    return Grid.of(slots, table, index, lanes)
 
 
 def _recent_table(config: ModelConfig, layout: SlotLayout, like: Tensor) -> Tensor:
