@@ -28,6 +28,8 @@ from profiling import profile_training
 from timing import say
 from works import WORKS, table
 
+GPU_RESULTS = RESULTS.with_name("performance-gpu.json")
+
 
 @dataclass(frozen=True)
 class WorkPlan:
@@ -53,7 +55,6 @@ class Plan:
 SMALL = WorkPlan(rounds={1: 3, 2: 3}, decoded={1: 4, 8: 2}, fresh=1)
 LARGE = WorkPlan(rounds={1: 1, 2: 3}, decoded={1: 1}, fresh=1)
 FULL = Plan({"S": SMALL, "L": LARGE}, growth_rounds=3, stream_tokens=1_000_000)
-GPU_RESULTS = RESULTS.with_name("performance-gpu.json")
 QUICK = Plan({"S": WorkPlan({2: 2}, {1: 2}, fresh=1)}, growth_rounds=2, stream_tokens=20_000)
 
 

@@ -104,7 +104,7 @@ class Decoding:
 
 
 def products(dtype: torch.dtype = torch.float32) -> tuple[Callable[[], None], float]:
-    """Matrix products of 1024 x 1024, and their multiply-adds: how fast this machine multiplies."""
+    """Matrix products of SIDE x SIDE, and their multiply-adds: how fast this machine multiplies."""
     left, right = (torch.randn(SIDE, SIDE, device=DEVICE).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
 

@@ -99,7 +99,7 @@ def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
         tokens = torch.zeros(batch, config.segment_length, dtype=torch.int64)
     memory, distances = full_memory(model, batch), None if training else Distances()
     with torch.set_grad_enabled(training):
-        if distances:
+        if distances is not None:
             model(tokens, memory, distances=distances)
         with FlopCounterMode(display=False) as counter:
             output = model(tokens, memory, distances=distances)

@@ -31,10 +31,8 @@ def owns_of(whole: Memory, *, world: int, parts: int) -> list[dict[str, Tensor]]
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 2)])
 def test_every_lane_keeps_its_memory_and_its_place(before: int, after: int, parts: int, compression: str) -> None:
-    model, lengths = (
-        tiny_model(compression=compression).eval(),
-        5 + torch.arange(LANES),
-    )  # some in the midst of a segment
+    model = tiny_model(compression=compression).eval()
+    lengths = 5 + torch.arange(LANES)  # some in the midst of a segment
     tokens = torch.arange(LANES * 20).view(LANES, 20) % 256
     whole = model(tokens, None, lengths).memory
     owns = owns_of(whole, world=before, parts=parts)

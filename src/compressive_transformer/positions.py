@@ -6,7 +6,7 @@ of one layout, and distances stay small however long the stream is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -80,7 +80,7 @@ class RelativePositions(Positions):
     """Compressed slots (where there are any), then recent slots and segment as one region."""
     queries: int
     """Queries, padded to a multiple of the largest step."""
-    distances: Distances | None
+    distances: Distances | None = None
     """Where projected distances are kept, if they are."""
 
     def projected(self, projection: nn.Module, grid: Grid) -> Tensor:
@@ -122,18 +122,12 @@ def chunk_positions(
     """
     if config.position == "rotary":
         return rotary_positions(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like)
-    return relative_positions(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like, distances=distances)
+    positions = relative_positions(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like)
+    return replace(positions, distances=distances)
 
 
 def relative_positions(
-    config: ModelConfig,
-    layout: SlotLayout,
-    *,
-    seen: Tensor,
-    lengths: Tensor,
-    chunk: int,
-    like: Tensor,
-    distances: Distances | None = None,
+    config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
 ) -> RelativePositions:
     """Places for `RelativeAttention`; the arguments are those of `chunk_positions`."""
     pending = layout.pending(seen)
@@ -146,8 +140,7 @@ def relative_positions(
     grids = [_recent_grid(config, layout, pending, queries, recent_slots, like)]
     if layout.compressed_length:
         grids.insert(0, _compressed_grid(config, layout, seen, queries, step, like))
-    mask = _mask(config, layout, seen, queries, width, like)
-    return RelativePositions(mask, tuple(grids), queries, distances)
+    return RelativePositions(_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
 
 
 def distance_tables(config: ModelConfig, layout: SlotLayout, like: Tensor) -> tuple[Tensor, ...]:
