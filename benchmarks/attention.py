@@ -31,7 +31,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from compressive_transformer import ModelConfig, SlotLayout
 from compressive_transformer.attention import RelativeAttention, masked_attention, relative_attention
-from compressive_transformer.positions import relative_positions
+from compressive_transformer.attention.positions import relative_positions
 from machine import DEVICE, cpu, wait
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compressive_transformer import CompressiveTransformer, Distances
-from compressive_transformer.decoding import CachedDecoder, Precision
+from compressive_transformer.generate import CachedDecoder, Precision
 from compressive_transformer.memory import Memory
 from machine import DEVICE
 from timing import Step

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 import compressive_transformer as ct
-from compressive_transformer.tokenizer import ByteTokenizer
+from compressive_transformer.data.tokenizers import ByteTokenizer
 from machine import conditions
 
 CLIENTS = (1, 4, 16, 64)

@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 import compressive_transformer as ct
-from compressive_transformer.blocks import Block
+from compressive_transformer.model.block import Block
 from works import WORKS, full_memory, segments
 
 STEPS = 10

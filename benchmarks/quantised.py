@@ -23,7 +23,7 @@ from compressive_transformer import (
     load,
     open_corpus,
 )
-from compressive_transformer.decoding import PRECISIONS, Precision
+from compressive_transformer.generate import PRECISIONS, Precision
 
 
 def decoded_nats(model: CompressiveTransformer, split: Split, precision: Precision) -> float:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import compressive_transformer as ct
-from compressive_transformer.tokenizer import ByteTokenizer
+from compressive_transformer.data.tokenizers import ByteTokenizer
 
 TOKENS = 1_000_000
 PARTS = 50

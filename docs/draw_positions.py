@@ -19,7 +19,7 @@ from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
 from compressive_transformer import ModelConfig, SlotLayout
-from compressive_transformer.positions import RelativePositions, chunk_positions
+from compressive_transformer.attention.positions import RelativePositions, chunk_positions
 from draw_memory import COMPRESSED, FAINT, INK, RECENT, SEGMENT, label, save
 
 CONFIG = ModelConfig(

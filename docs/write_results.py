@@ -85,7 +85,7 @@ def part_of(name: str, content: Mapping[str, Any]) -> str:
 
 def draw(results: Mapping[str, Mapping[str, Any]], out: Path) -> None:
     """Draw results-NAME.svg of each experiment into the folder `out`: its settings with their intervals."""
-    from compressive_transformer.experiment.drawing import draw as draw_experiment  # an optional library
+    from compressive_transformer.apps.experiment.drawing import draw as draw_experiment  # an optional library
 
     with tempfile.TemporaryDirectory() as temporary:
         for name, content in results.items():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import compressive_transformer as ct
-from compressive_transformer.comparison import student_interval
+from compressive_transformer.evaluate.compare import student_interval
 
 
 def scored(run: Path, corpus: ct.Corpus) -> ct.Evaluation:

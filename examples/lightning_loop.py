@@ -61,7 +61,7 @@ class Training(lightning.LightningModule):
 
 def main(out: Path) -> Training:
     """Prepare the corpus `out`/data, train for an epoch, stop, go on for another one and save the model."""
-    with as_file(files("compressive_transformer") / "sample") as sample:
+    with as_file(files("compressive_transformer.apps.demo") / "sample") as sample:
         corpus = ct.prepare(sample, out / "data")
     lengths = {"segment_length": 32, "memory_length": 32, "compressed_length": 32, "compression_rate": 4}
     config = ct.ModelConfig(vocab_size=corpus.vocab_size, d_model=32, n_layers=2, n_heads=2, **lengths)

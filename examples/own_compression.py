@@ -29,7 +29,7 @@ ct.COMPRESSIONS["median"] = MedianPool
 
 def main(out: Path) -> None:
     """Prepare the corpus `out`/data, train the run `out`/run on it and score what was saved."""
-    with as_file(files("compressive_transformer") / "sample") as sample:
+    with as_file(files("compressive_transformer.apps.demo") / "sample") as sample:
         corpus = ct.prepare(sample, out / "data")
     config = ct.ModelConfig(
         vocab_size=corpus.vocab_size,

@@ -17,7 +17,7 @@ STEPS, BATCH, CLIP = 30, 4, 1.0
 
 def main(out: Path) -> None:
     """Prepare the corpus `out`/data, train a small model on it and save it as `out`/run."""
-    with as_file(files("compressive_transformer") / "sample") as sample:
+    with as_file(files("compressive_transformer.apps.demo") / "sample") as sample:
         corpus = ct.prepare(sample, out / "data")
     torch.manual_seed(0)
     config = ct.ModelConfig(

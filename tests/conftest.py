@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressive_transformer.corpus import Corpus, prepare
+from compressive_transformer.data import Corpus, prepare
 from runs import tiny_run, write_books
 
 # Models as small as these gain nothing from threads, which wait for one another where cores are busy.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.corpus import Corpus
+from compressive_transformer.data import Corpus
 from compressive_transformer.model import CompressiveTransformer
 from compressive_transformer.train import train
 
@@ -52,7 +52,7 @@ TRAINING = {
 
 
 def write_books(folder: Path) -> Path:
-    sample = files("compressive_transformer") / "sample"
+    sample = files("compressive_transformer.apps.demo") / "sample"
     for split, books in BOOKS.items():
         (folder / split).mkdir(parents=True)
         for name, size in books.items():

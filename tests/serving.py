@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import uvicorn
 
+from compressive_transformer.apps.serve import Engine, Limits
+from compressive_transformer.apps.serve.app import create_app
+from compressive_transformer.apps.serve.middleware import LOOPBACK
+from compressive_transformer.apps.serve.running import bind
+from compressive_transformer.data.tokenizers import ByteTokenizer
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.serve import Engine, Limits
-from compressive_transformer.serve.app import create_app
-from compressive_transformer.serve.guard import LOOPBACK
-from compressive_transformer.serve.running import bind
-from compressive_transformer.tokenizer import ByteTokenizer
 
 
 @dataclass

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compressive_transformer.attention import headwise, masked_attention, relative, relative_attention, rotated
-from compressive_transformer.positions import rotary_positions
+from compressive_transformer.attention import cpu as headwise
+from compressive_transformer.attention import masked_attention, relative, relative_attention, rotated
+from compressive_transformer.attention.positions import rotary_positions
 from reference import sinusoid
 from small import assert_close, random_tokens, small_model
 

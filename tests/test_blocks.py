@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from compressive_transformer import blocks
 from compressive_transformer.attention import relative
-from compressive_transformer.blocks import Block
-from compressive_transformer.corpus import Corpus
-from compressive_transformer.lanes import Segment
-from compressive_transformer.window import Window
+from compressive_transformer.data import Corpus
+from compressive_transformer.data.lanes import Segment
+from compressive_transformer.model import block as blocks
+from compressive_transformer.model.block import Block
+from compressive_transformer.train.step import Window
 from runs import log_of, tiny_run
 from small import random_tokens, small_model
 

@@ -14,12 +14,12 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from compressive_transformer.corpus import Corpus, prepare
+from compressive_transformer.data import Corpus, prepare
+from compressive_transformer.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import ByFrequency, ByPosition, beginnings, evaluate
 from compressive_transformer.evaluate.buckets import Pieces
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 from runs import MODEL
 from small import small_model
 
@@ -31,7 +31,7 @@ BORDERS = (20, 6, 1)
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("books")
-    alice = (files("compressive_transformer") / "sample/train/11.txt").read_text(encoding="utf-8")
+    alice = (files("compressive_transformer.apps.demo") / "sample/train/11.txt").read_text(encoding="utf-8")
     texts = {"train/a": alice[2000:5000], "train/b": alice[9000:10000]}
     texts |= {"validation/odd": ODD, "validation/plain": alice[5000:5160], "validation/white": " \n "}
     for name, text in texts.items():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import Memory, join
-from compressive_transformer.train.carrying import memories_of, named_memories, shared_anew
+from compressive_transformer.train.reshard import memories_of, named_memories, shared_anew
 from runs import tiny_model
 
 LANES = 12

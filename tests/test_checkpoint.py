@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compressive_transformer.checkpoint import load, load_tensors, read_json, save, save_tensors, write_json
+from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.files import whole_file
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import tiny_model
 
 

@@ -17,19 +17,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from compressive_transformer.apps.inspection import InspectionReport, inspect_text
+from compressive_transformer.apps.serve import Limits
 from compressive_transformer.checkpoint import load, save
 from compressive_transformer.cli import COMMANDS, main
-from compressive_transformer.cli.inspecting import Chosen, Frequency
+from compressive_transformer.cli.inspect import Chosen, Frequency
 from compressive_transformer.cli.making import Resuming
 from compressive_transformer.cli.using import Measures, Sampling, Text
-from compressive_transformer.comparison import compare, compare_runs
 from compressive_transformer.compression import COMPRESSIONS
-from compressive_transformer.corpus import Corpus, open_corpus, prepare
+from compressive_transformer.data import Corpus, open_corpus, prepare
+from compressive_transformer.data.tokenizers import MuLawTokenizer, train_bpe
 from compressive_transformer.evaluate import ByFrequency, ByPosition, dynamic_evaluate, evaluate
-from compressive_transformer.inspection import InspectionReport, inspect_text
-from compressive_transformer.serve import Limits
-from compressive_transformer.stream import Stream
-from compressive_transformer.tokenizer import MuLawTokenizer, train_bpe
+from compressive_transformer.evaluate.compare import compare, compare_runs
+from compressive_transformer.generate.stream import Stream
 from runs import MODEL, TRAINING, tiny_model, write_books
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -620,7 +620,7 @@ def test_an_interrupted_inspection_leaves_an_earlier_page(
 
     (tmp_path / "book.txt").write_text("text")
     (tmp_path / "report.html").write_text("earlier")
-    monkeypatch.setattr("compressive_transformer.cli.inspecting.inspect_text", interrupt)
+    monkeypatch.setattr("compressive_transformer.cli.inspect.inspect_text", interrupt)
     done = command("inspect", finished, tmp_path / "book.txt", "--out", tmp_path / "report.html")
     assert_failed(done, "interrupted; nothing was written")
     assert (tmp_path / "report.html").read_text() == "earlier"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressive_transformer.comparison import Comparison, compare, compare_runs
-from compressive_transformer.corpus import Corpus
+from compressive_transformer.data import Corpus
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import evaluate
+from compressive_transformer.evaluate.compare import Comparison, compare, compare_runs
 from runs import tiny_model
 
 FIRST = [100.0, 310.0, 45.0, 77.0, 160.0]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from compressive_transformer.config import ModelConfig, TrainConfig
+from compressive_transformer.config.toml import as_table, from_mapping, read_settings
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.settings import as_table, from_mapping, read_settings
 from small import configs, law
 
 

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from compressive_transformer.corpus import Corpus, Split, open_corpus, prepare
+from compressive_transformer.data import Corpus, Split, open_corpus, prepare
+from compressive_transformer.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.tokenizer import ByteTokenizer, HuggingFaceTokenizer, train_bpe
 
-SAMPLE = Path(str(files("compressive_transformer") / "sample"))
+SAMPLE = Path(str(files("compressive_transformer.apps.demo") / "sample"))
 
 HARD = [
     "Das Boot\r\nlief aus.\r\n",

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import reference
 from compressive_transformer import Memory, Stream, beginnings, evaluate, load, open_corpus, save
 from compressive_transformer.config import ModelConfig
-from compressive_transformer.corpus import prepare
-from compressive_transformer.decoding import CachedDecoder, Precision
+from compressive_transformer.data import prepare
+from compressive_transformer.data.tokenizers import ByteTokenizer
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.generate import CachedDecoder, Precision
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.tokenizer import ByteTokenizer
 from runs import tiny_model, write_books
 from small import (
     assert_close,

@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from compressive_transformer.cli import main
 from compressive_transformer.compression import COMPRESSIONS, Compression
 from compressive_transformer.config import ModelConfig
-from compressive_transformer.describe import Cost, describe
+from compressive_transformer.config.toml import as_table
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.evaluate.cost import Cost, describe
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.settings import as_table
 from small import LAYERED, random_tokens, small_config
 
 VARIANTS: dict[str, dict[str, object]] = {

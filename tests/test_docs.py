@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 
 from compressive_transformer import COMPRESSIONS, cli
+from compressive_transformer.apps.experiment.plan import read_plan
 from compressive_transformer.attention import relative
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.corpus import Corpus
-from compressive_transformer.experiment.plan import read_plan
-from compressive_transformer.settings import from_mapping, read_settings
+from compressive_transformer.config.toml import from_mapping, read_settings
+from compressive_transformer.data import Corpus
 from runs import write_books
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +115,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages name; what a page changes in the package is set back."""
     write_books(tmp_path / "books")
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    text = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")
+    text = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")
     for name in ("moby-dick.txt", "chapter.txt"):
         (tmp_path / name).write_text(text[:300], encoding="utf-8")
     monkeypatch.chdir(tmp_path)

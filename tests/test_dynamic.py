@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from compressive_transformer.corpus import Corpus
+from compressive_transformer.data import Corpus
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import ByPosition, beginnings, dynamic_evaluate, evaluate
 from compressive_transformer.model import CompressiveTransformer

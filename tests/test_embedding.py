@@ -12,9 +12,9 @@ from torch import Tensor
 
 import compressive_transformer as ct
 import reference
-from compressive_transformer.corpus import Corpus
-from compressive_transformer.embedding import token_nats
+from compressive_transformer.data import Corpus
 from compressive_transformer.model import CompressiveTransformer
+from compressive_transformer.model.embedding import token_nats
 from runs import tiny_model, tiny_run
 from small import assert_close, assert_same_memory, ragged_pieces, random_tokens, small_config, small_model
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressive_transformer.corpus import Corpus, Split, prepare
-from compressive_transformer.embedding import token_nats
+from compressive_transformer.data import Corpus, Split, prepare
+from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, sweep
 from compressive_transformer.model import CompressiveTransformer, with_lengths
-from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
+from compressive_transformer.model.embedding import token_nats
 from runs import MODEL
 from small import small_model
 
@@ -35,7 +35,7 @@ def scored(model: CompressiveTransformer, corpus: Corpus) -> Evaluation:
 @pytest.fixture(autouse=True)
 def _short_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     # The package's name `evaluate` is the function; the module is found under its full name.
-    monkeypatch.setattr(sys.modules["compressive_transformer.evaluate.cutting"], "LONG_ENOUGH", 20)
+    monkeypatch.setattr(sys.modules["compressive_transformer.evaluate.subset"], "LONG_ENOUGH", 20)
 
 
 def score(**counts: float) -> Score:

@@ -14,7 +14,7 @@ import torch
 
 from compressive_transformer.checkpoint import load
 from compressive_transformer.compression import COMPRESSIONS
-from compressive_transformer.corpus import open_corpus
+from compressive_transformer.data import open_corpus
 from compressive_transformer.errors import CompressiveError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -110,7 +110,7 @@ def test_a_run_with_lightning_goes_on_with_its_memory_to_the_bit(tmp_path: Path)
 def test_lines_that_do_not_belong_into_a_text_are_more_surprising_than_its_own(tmp_path: Path) -> None:
     """Lines of a book are own, lines of this project foreign. On logs: results/logs.json."""
     example = runpy.run_path(str(EXAMPLES / "foreign_lines.py"))
-    book = example["lines_of"](Path(str(files("compressive_transformer") / "sample/train/11.txt")))
+    book = example["lines_of"](Path(str(files("compressive_transformer.apps.demo") / "sample/train/11.txt")))
     foreign = example["lines_of"](EXAMPLES / "foreign_lines.py")
     run = example["train_on"](book[:1500], tmp_path, steps=60, seed=0)
     assert example["foreign_score"](run, book[1400:1500], book[1500:1800], foreign) > 0.85

@@ -22,19 +22,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compressive_transformer import run_experiment
+from compressive_transformer.apps.experiment.plan import Run, read_plan
+from compressive_transformer.apps.experiment.report import summarise
+from compressive_transformer.apps.experiment.running import RESULT, check_same, finish, result_of, steps_done
+from compressive_transformer.apps.experiment.watching import Watch
+from compressive_transformer.apps.experiment.workers import alone_in
 from compressive_transformer.checkpoint import load, read_json
 from compressive_transformer.cli import main
-from compressive_transformer.comparison import compare_runs
 from compressive_transformer.compression import COMPRESSIONS, Compression
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.corpus import Corpus, prepare
+from compressive_transformer.data import Corpus, prepare
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import beginnings, evaluate
-from compressive_transformer.experiment.plan import Run, read_plan
-from compressive_transformer.experiment.report import summarise
-from compressive_transformer.experiment.running import RESULT, check_same, finish, result_of, steps_done
-from compressive_transformer.experiment.watching import Watch
-from compressive_transformer.experiment.workers import alone_in
+from compressive_transformer.evaluate.compare import compare_runs
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.train import Trainer, train
 from runs import MODEL, TRAINING, write_books

@@ -21,15 +21,15 @@ from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer, pipeline
 
 from compressive_transformer import COMPRESSIONS, Compression, Stream, cli, load, save, with_lengths
+from compressive_transformer.data.tokenizers import ByteTokenizer, MuLawTokenizer, Tokenizer, WordTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.hf import CompressiveTransformerForCausalLM, export_transformers
 from compressive_transformer.hf.card import card
 from compressive_transformer.hf.code import modeling_files
 from compressive_transformer.hf.tokens import START, to_transformers
-from compressive_transformer.tokenizer import ByteTokenizer, MuLawTokenizer, Tokenizer, WordTokenizer, train_bpe
 from runs import tiny_model
 
-SAMPLE = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")[3000:3400]
+SAMPLE = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")[3000:3400]
 
 # As a process would be where the package was never installed.
 CLEAN = """

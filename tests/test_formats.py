@@ -14,13 +14,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from compressive_transformer.data.sources import open_source
 
-from compressive_transformer.corpus import Corpus, open_corpus, prepare
-from compressive_transformer.corpus.sources import open_source
+from compressive_transformer.data import Corpus, open_corpus, prepare
+from compressive_transformer.data.tokenizers import SentencePieceTokenizer, load_tokenizer
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.tokenizer import SentencePieceTokenizer, load_tokenizer
 
-SAMPLE = Path(str(files("compressive_transformer") / "sample"))
+SAMPLE = Path(str(files("compressive_transformer.apps.demo") / "sample"))
 BOOK = (SAMPLE / "train/11.txt").read_text(encoding="utf-8")
 TEXTS = ["old\r\nline ends\r", "吾輩は猫である。", BOOK[2000:2900], " ", "\u2028 last"]
 

@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from compressive_transformer import Corpus, Stream, evaluate, load  # noqa: E402
 from compressive_transformer.errors import CompressiveError  # noqa: E402
-from compressive_transformer.harness import TASKS, CompressiveLM  # noqa: E402
+from compressive_transformer.lm_eval import TASKS, CompressiveLM  # noqa: E402
 from runs import write_books  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("cpu"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from compressive_transformer.config import ModelConfig
-from compressive_transformer.decoding import CachedDecoder
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.generate import CachedDecoder
 from compressive_transformer.hf import (
     CompressiveTransformerCache,
     CompressiveTransformerConfig,

@@ -20,15 +20,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import compressive_transformer as ct
+from compressive_transformer.apps.experiment.plan import read_plan
 from compressive_transformer.checkpoint import save
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.corpus import writing
-from compressive_transformer.corpus.appending import CorpusFiles
-from compressive_transformer.corpus.encoding import Encoded
-from compressive_transformer.experiment.plan import read_plan
-from compressive_transformer.progress import read_log
-from compressive_transformer.settings import from_mapping, read_settings
-from compressive_transformer.tokenizer import ByteTokenizer, load_tokenizer, train_bpe
+from compressive_transformer.config.toml import from_mapping, read_settings
+from compressive_transformer.data import prepare as writing
+from compressive_transformer.data.encoding import Encoded
+from compressive_transformer.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
+from compressive_transformer.data.writer import CorpusFiles
+from compressive_transformer.train.log import read_log
 from runs import TRAINING, tiny_model, write_books
 
 # More than a test run has time for: HOSTILE_EXAMPLES=10000 pytest tests/test_hostile.py

@@ -22,22 +22,22 @@ import torch
 
 import check_site
 import reference
-from compressive_transformer import inspection
-from compressive_transformer.corpus import Corpus, Split
+from compressive_transformer.apps import inspection
+from compressive_transformer.apps.inspection import Inspection, InspectionReport, inspect_text
+from compressive_transformer.apps.inspection.attention import age_buckets
+from compressive_transformer.apps.inspection.contrast import Contrast, Reading, contrast
+from compressive_transformer.data import Corpus, Split
+from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import ByFrequency, evaluate
-from compressive_transformer.inspection import Inspection, InspectionReport, inspect_text
-from compressive_transformer.inspection.attention import age_buckets
-from compressive_transformer.inspection.contrast import Contrast, Reading, contrast
+from compressive_transformer.evaluate.reconstruction import measure_reconstruction
+from compressive_transformer.generate.stream import Stream
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import CompressiveTransformer, with_lengths
-from compressive_transformer.reconstruction import measure_reconstruction
-from compressive_transformer.stream import Stream
-from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import tiny_model
 from small import POSITIONS
 
-BOOK = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")
+BOOK = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")
 TEXT = BOOK[400:436]  # whole segments and a part of one
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -523,7 +523,7 @@ def test_a_figure_without_data_says_so_and_why(tmp_path: Path) -> None:
 
 def test_what_the_page_holds_grows_by_a_few_bytes_a_token_only() -> None:
     pytest.importorskip("matplotlib", reason="the page needs the extra `plot`")
-    from compressive_transformer.inspection.page import as_script, data_of
+    from compressive_transformer.apps.inspection.page import as_script, data_of
 
     model, sizes = altered_model(**LONG), []
     for length in (1000, 4000):

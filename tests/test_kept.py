@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import compressive_transformer as ct
-from compressive_transformer.checkpoint import ResumePoint
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.settings import from_mapping
+from compressive_transformer.config.toml import from_mapping
+from compressive_transformer.train.resume import ResumePoint
 from runs import TRAINING, tiny_model, write_books
 
 KEPT = Path(__file__).parent / "kept"

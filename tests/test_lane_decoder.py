@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive_transformer.config import ModelConfig
-from compressive_transformer.decoding import LaneDecoder
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.generate import LaneDecoder
 from compressive_transformer.memory import Memory
 from compressive_transformer.model import CompressiveTransformer
 from small import (

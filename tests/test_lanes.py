@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressive_transformer.corpus import Document, Split, prepare
+from compressive_transformer.data import Document, Split, prepare
+from compressive_transformer.data.lanes import IGNORE, Lanes, Segment, lanes
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.lanes import IGNORE, Lanes, Segment, lanes
 from small import law
 
 
@@ -348,7 +348,7 @@ def test_reading_ends_for_good() -> None:
 
 
 def test_lanes_of_real_books_decode_to_these_books(tmp_path: Path) -> None:
-    source = files("compressive_transformer") / "sample"
+    source = files("compressive_transformer.apps.demo") / "sample"
     corpus = prepare(str(source), tmp_path / "data")
     texts = [bytearray() for _ in corpus.test.documents]
     for segment in lanes(corpus.test, batch=2, length=4096):

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressive_transformer import live
 from compressive_transformer.checkpoint import save
+from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.live import ScoredLine, score_lines
+from compressive_transformer.generate import line_scores as live
+from compressive_transformer.generate.line_scores import ScoredLine, score_lines
+from compressive_transformer.generate.stream import Stream
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.stream import Stream
-from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import MODEL
 from small import assert_close, small_model
 

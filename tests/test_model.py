@@ -11,11 +11,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compressive_transformer import model as model_module
 from compressive_transformer.compression import COMPRESSIONS, Compression, matched
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import CompressiveTransformer, next_token_loss, with_lengths
+from compressive_transformer.model import model as model_module
 from small import (
     LAYERED,
     LEARNED,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compressive_transformer.config import TrainConfig
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.optimiser import Optimiser, Update, scheduled, update_period
+from compressive_transformer.train.optimizer import Optimiser, Update, scheduled, update_period
 from runs import tiny_model
 
 CONFIG = TrainConfig(steps=100, warmup=20, learning_rate=1e-2, learning_rate_edge=1e-4)

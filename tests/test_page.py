@@ -16,12 +16,12 @@ pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwr
 
 from playwright import sync_api as playwright
 
-from compressive_transformer.serve.looking import slots_of
-from compressive_transformer.tokenizer import ByteTokenizer
+from compressive_transformer.apps.serve.memory_view import slots_of
+from compressive_transformer.data.tokenizers import ByteTokenizer
 from runs import tiny_model
 from serving import served
 
-BOOK = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")
+BOOK = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")
 MARKUP = '<img src=x onerror="alert(1)"><script>alert(2)</script>& “quotes”'
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TOKEN = "a-token-of-the-tests"

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import reference
+from compressive_transformer.attention.positions import relative_positions, rotary_positions
 from compressive_transformer.memory import SlotLayout
-from compressive_transformer.positions import relative_positions, rotary_positions
 from small import LAYERED, assert_close, configs, law, small_config
 
 

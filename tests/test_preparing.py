@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from compressive_transformer.corpus import prepare, watching, workers, writing
-from compressive_transformer.corpus.appending import CorpusFiles
-from compressive_transformer.corpus.encoding import Encoded
+from compressive_transformer.data import pool as workers
+from compressive_transformer.data import prepare, watching
+from compressive_transformer.data import prepare as writing
+from compressive_transformer.data.encoding import Encoded
+from compressive_transformer.data.tokenizers import ByteTokenizer
+from compressive_transformer.data.writer import CorpusFiles
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.tokenizer import ByteTokenizer
 
-SAMPLE = Path(str(files("compressive_transformer") / "sample"))
+SAMPLE = Path(str(files("compressive_transformer.apps.demo") / "sample"))
 BOOK = (SAMPLE / "train/11.txt").read_text(encoding="utf-8")
 # Of very different lengths, some without anything but spaces; cut within words.
 TEXTS = [

@@ -16,20 +16,28 @@ import pytest
 import torch
 
 import compressive_transformer
+from compressive_transformer.apps.experiment.plan import read_plan
+from compressive_transformer.apps.experiment.report import summarise
+from compressive_transformer.apps.experiment.running import finish
 from compressive_transformer.checkpoint import read_json
 from compressive_transformer.cli import main
-from compressive_transformer.corpus import Corpus, Split, open_corpus, prepare
-from compressive_transformer.corpus.passkey import LENGTH as PASSKEY_LENGTH
-from compressive_transformer.corpus.synthetic import FILLER, KEYS, LENGTH, SPACING, VALUES, recall_document
+from compressive_transformer.data import Corpus, Split, open_corpus, prepare
+from compressive_transformer.data.lanes import IGNORE, Lanes
+from compressive_transformer.data.sources.passkey import LENGTH as PASSKEY_LENGTH
+from compressive_transformer.data.sources.recall import FILLER, KEYS, LENGTH, SPACING, VALUES, recall_document
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import ByPosition, dynamic_evaluate, evaluate
-from compressive_transformer.experiment.plan import read_plan
-from compressive_transformer.experiment.report import summarise
-from compressive_transformer.experiment.running import finish
-from compressive_transformer.lanes import IGNORE, Lanes
+from compressive_transformer.evaluate.recall import (
+    REACHES,
+    Answer,
+    Bucket,
+    answers_of,
+    count_right,
+    reach_of,
+    recall_accuracy,
+)
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.recall import REACHES, Answer, Bucket, answers_of, count_right, reach_of, recall_accuracy
 from runs import tiny_model, tiny_run
 from small import small_config
 
@@ -384,7 +392,7 @@ def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None
     assert score["accuracy"] == score["right"] / score["answers"]
     assert "| setting | seeds | accuracy | − short |" in str(results)
     pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
-    from compressive_transformer.experiment.drawing import draw
+    from compressive_transformer.apps.experiment.drawing import draw
 
     assert draw(table, tmp_path) == ["curves.svg", "settings.svg"]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.corpus import Corpus, prepare
+from compressive_transformer.config.toml import from_mapping, read_settings
+from compressive_transformer.data import Corpus, prepare
 from compressive_transformer.model import CompressiveTransformer, Output, with_lengths
-from compressive_transformer.settings import from_mapping, read_settings
 from compressive_transformer.train import train
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -103,7 +103,7 @@ def test_a_recipe_of_the_paper_builds_whole_and_can_be_evaluated_with_its_other_
 def words(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Sample books as WikiText lays text out: enough of them for all clusters of the twin."""
     folder = tmp_path_factory.mktemp("words")
-    sample = files("compressive_transformer") / "sample"
+    sample = files("compressive_transformer.apps.demo") / "sample"
     for part, split, size in (("train", "train", 3), ("valid", "validation", 1)):
         books = sorted((Path(str(sample)) / split).glob("*.txt"))[:size]
         text = "".join(book.read_text(encoding="utf-8") for book in books)

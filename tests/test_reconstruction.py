@@ -10,10 +10,10 @@ import torch
 
 import reference
 from compressive_transformer.compression import COMPRESSIONS
-from compressive_transformer.corpus import Corpus, Split
+from compressive_transformer.data import Corpus, Split
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.evaluate.reconstruction import measure_reconstruction
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.reconstruction import measure_reconstruction
 from runs import tiny_model
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from compressive_transformer.config import TrainConfig
-from compressive_transformer.corpus import Corpus
+from compressive_transformer.data import Corpus
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.processes import Processes
-from compressive_transformer.reports import Reports
-from compressive_transformer.trackers import open_tracker
 from compressive_transformer.train import train
+from compressive_transformer.train.distributed import Processes
+from compressive_transformer.train.reports import Reports
+from compressive_transformer.train.trackers import open_tracker
 from runs import TRAINING, log_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("cpu")

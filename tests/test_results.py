@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from compressive_transformer.corpus import Corpus
+from compressive_transformer.apps.experiment.plan import read_plan
+from compressive_transformer.apps.experiment.report import Results, summarise
+from compressive_transformer.apps.experiment.running import finish
+from compressive_transformer.data import Corpus
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.experiment.plan import read_plan
-from compressive_transformer.experiment.report import Results, summarise
-from compressive_transformer.experiment.running import finish
 from runs import MODEL, TRAINING
 
 ROOT = Path(__file__).parents[1]

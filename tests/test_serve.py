@@ -14,20 +14,20 @@ from typing import Any, cast
 import pytest
 import torch
 
+from compressive_transformer.apps.serve import Engine, Limits, Refusal
+from compressive_transformer.apps.serve.jobs import Done, Event, Failed, Job, Read, Wrote
+from compressive_transformer.apps.serve.memory_view import last_attention, pieces_of, slots_of
+from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.generate.sampling import Sampling
+from compressive_transformer.generate.stream import Stream
 from compressive_transformer.memory import Memory
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.sampling import Sampling
-from compressive_transformer.serve import Engine, Limits, Refusal
-from compressive_transformer.serve.jobs import Done, Event, Failed, Job, Read, Wrote
-from compressive_transformer.serve.looking import last_attention, pieces_of, slots_of
-from compressive_transformer.stream import Stream
-from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import MODEL, tiny_model
 from small import assert_close, assert_same_memory, small_model
 
 BYTES = ByteTokenizer()
-BOOK = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")
+BOOK = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")
 SAMPLING = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
 
 

@@ -23,17 +23,17 @@ pytest.importorskip("httpx", reason="the tests of the server ask it with httpx, 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from compressive_transformer.apps.serve.running import bind
 from compressive_transformer.checkpoint import save
-from compressive_transformer.cli.serving import serve
+from compressive_transformer.cli.serve import serve
+from compressive_transformer.data.tokenizers import ByteTokenizer
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.serve.running import bind
-from compressive_transformer.stream import Stream
-from compressive_transformer.tokenizer import ByteTokenizer
+from compressive_transformer.generate.stream import Stream
 from runs import tiny_model
 from serving import Served, events_of, served
 
 BYTES = ByteTokenizer()
-BOOK = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")
+BOOK = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")
 TOKEN = "a-token-of-the-tests"
 
 

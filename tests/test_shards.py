@@ -12,7 +12,7 @@ import torch
 
 from compressive_transformer.config import TrainConfig
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.shards import gathered, placed, whole
+from compressive_transformer.train.shards import gathered, placed, whole
 from runs import tiny_model
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

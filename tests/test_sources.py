@@ -18,17 +18,18 @@ import pytest
 import torch
 
 from compressive_transformer.cli import main
-from compressive_transformer.corpus import Corpus, Document, Split, open_corpus, prepare, published
-from compressive_transformer.corpus.audio import read_wav, wav_of
-from compressive_transformer.corpus.published import SPLITS_OF_PAPERS, Published
+from compressive_transformer.data import Corpus, Document, Split, open_corpus, prepare
+from compressive_transformer.data.sources import published
+from compressive_transformer.data.sources.audio import read_wav, wav_of
+from compressive_transformer.data.published import SPLITS_OF_PAPERS, Published
+from compressive_transformer.data.tokenizers import mu_law_decode, mu_law_encode
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import Evaluation, beginnings, evaluate
+from compressive_transformer.generate.stream import Stream
 from compressive_transformer.model import with_lengths
-from compressive_transformer.stream import Stream
-from compressive_transformer.tokenizer import mu_law_decode, mu_law_encode
 from runs import tiny_model, tiny_run, write_books
 
-SAMPLE = Path(str(files("compressive_transformer") / "sample"))
+SAMPLE = Path(str(files("compressive_transformer.apps.demo") / "sample"))
 
 
 def refused(message: str, tmp_path: Path, source: str, **options: Any) -> None:

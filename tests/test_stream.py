@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compressive_transformer.checkpoint import read_metadata
+from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.generate.sampling import sample
+from compressive_transformer.generate.stream import Stream
 from compressive_transformer.model import CompressiveTransformer, with_lengths
-from compressive_transformer.sampling import sample
-from compressive_transformer.stream import Stream
-from compressive_transformer.tokenizer import ByteTokenizer, train_bpe
 from runs import MODEL
 from small import assert_close, assert_same_memory, small_model
 
@@ -351,7 +351,7 @@ def test_a_model_with_another_tokenizer_is_refused(model: CompressiveTransformer
 def scripted(model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch) -> Stream:
     """Writes TEXT, byte by byte."""
     script: Iterator[int] = iter(BYTES.encode(TEXT).tolist())
-    monkeypatch.setattr("compressive_transformer.sampling.sample", lambda *_, **__: next(script))
+    monkeypatch.setattr("compressive_transformer.generate.sampling.sample", lambda *_, **__: next(script))
     return Stream(model, BYTES)
 
 
@@ -372,7 +372,7 @@ def test_a_beginning_of_a_stop_is_given_out_once_it_leads_nowhere(
     model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = iter(b"aabaaab!aa")
-    monkeypatch.setattr("compressive_transformer.sampling.sample", lambda *_, **__: next(script))
+    monkeypatch.setattr("compressive_transformer.generate.sampling.sample", lambda *_, **__: next(script))
     pieces = Stream(model, BYTES).pieces(10, stop="aaab?")
     assert "".join(pieces) == "aabaaab!aa"
     script = iter(b"aaaab...")

@@ -17,7 +17,7 @@ import compressive_transformer
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "compressive_transformer"
-SAMPLE = PACKAGE / "sample"
+SAMPLE = PACKAGE / "apps" / "demo" / "sample"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 # The reading order: a file imports only from files above it. A folder counts as the file whose place it took.

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from compressive_transformer.errors import CompressiveError
-from compressive_transformer.tokenizer import (
+from compressive_transformer.data.tokenizers import (
     ByteTokenizer,
     HuggingFaceTokenizer,
     MuLawTokenizer,
@@ -27,8 +26,9 @@ from compressive_transformer.tokenizer import (
     train_bpe,
     train_words,
 )
+from compressive_transformer.errors import CompressiveError
 
-ALICE = (files("compressive_transformer") / "sample/train/11.txt").read_text(encoding="utf-8")[:60_000]
+ALICE = (files("compressive_transformer.apps.demo") / "sample/train/11.txt").read_text(encoding="utf-8")[:60_000]
 
 TEXTS = [
     "",

@@ -23,16 +23,16 @@ from torch import Tensor
 
 from compressive_transformer.checkpoint import load
 from compressive_transformer.config import TrainConfig
-from compressive_transformer.corpus import Corpus
+from compressive_transformer.data import Corpus
+from compressive_transformer.data.lanes import lanes
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import beginnings, evaluate
-from compressive_transformer.lanes import lanes
 from compressive_transformer.model import CompressiveTransformer, next_token_loss
-from compressive_transformer.optimiser import Optimiser
-from compressive_transformer.processes import Processes
-from compressive_transformer.progress import cut_log, read_log
-from compressive_transformer.reports import Reports
 from compressive_transformer.train import Trainer, train
+from compressive_transformer.train.distributed import Processes
+from compressive_transformer.train.log import cut_log, read_log
+from compressive_transformer.train.optimizer import Optimiser
+from compressive_transformer.train.reports import Reports
 from compressive_transformer.train.signals import StopSignals
 from runs import MODEL, TRAINING, log_of, tiny_model, tiny_run
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from compressive_transformer.corpus import Corpus, open_corpus
+from compressive_transformer.apps.experiment.plan import read_plan
+from compressive_transformer.apps.experiment.running import RESULT, finish
+from compressive_transformer.data import Corpus, open_corpus
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.experiment.plan import read_plan
-from compressive_transformer.experiment.running import RESULT, finish
-from compressive_transformer.transfer import with_compression
+from compressive_transformer.model.derive import with_compression
 from runs import MODEL, TRAINING, tiny_model
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "transfer.py"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from compressive_transformer.compression import COMPRESSIONS, Compression
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import Memory, SlotLayout
-from compressive_transformer.usage import Received
+from compressive_transformer.memory.usage import Received
 from small import (
     assert_close,
     assert_same_memory,

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from compressive_transformer.config import TrainConfig
-from compressive_transformer.corpus import Corpus
-from compressive_transformer.embedding import token_nats
-from compressive_transformer.lanes import Lanes
+from compressive_transformer.data import Corpus
+from compressive_transformer.data.lanes import Lanes
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.optimiser import Optimiser
-from compressive_transformer.window import Window, lane_parts
+from compressive_transformer.model.embedding import token_nats
+from compressive_transformer.train.optimizer import Optimiser
+from compressive_transformer.train.step import Window, lane_parts
 from runs import TRAINING, log_of, tiny_model, tiny_run
 
 pytestmark = pytest.mark.usefixtures("cpu")

@@ -1,27 +1,27 @@
 """The Compressive Transformer (Rae et al. 2019): language models whose memory compresses instead of forgetting."""
 
+from .apps.experiment import Results, run_experiment
+from .apps.inspection import Inspection, InspectionReport, inspect_text
+from .attention.positions import Distances
 from .checkpoint import load, save
-from .comparison import Comparison, compare, compare_runs
 from .compression import COMPRESSIONS, Compression
 from .config import ModelConfig, TrainConfig
-from .corpus import Corpus, Document, Split, open_corpus, prepare
-from .decoding import CachedDecoder
-from .describe import Cost, Description, describe
+from .data import Corpus, Document, Split, open_corpus, prepare
+from .data.lanes import Segment, lanes
+from .data.tokenizers import Tokenizer, load_tokenizer
 from .errors import CompressiveError, CompressiveWarning
 from .evaluate import ByFrequency, ByPosition, Evaluation, Score, beginnings, dynamic_evaluate, evaluate, sweep
-from .experiment import Results, run_experiment
-from .inspection import Inspection, InspectionReport, inspect_text
-from .lanes import Segment, lanes
-from .live import ScoredLine, score_lines
+from .evaluate.compare import Comparison, compare, compare_runs
+from .evaluate.cost import Cost, Description, describe
+from .evaluate.recall import Recall, recall_accuracy
+from .evaluate.reconstruction import Reconstruction, measure_reconstruction
+from .generate import CachedDecoder
+from .generate.line_scores import ScoredLine, score_lines
+from .generate.stream import Stream
 from .memory import Memory, SlotLayout
 from .model import CompressiveTransformer, Output, next_token_loss, with_lengths
-from .positions import Distances
-from .recall import Recall, recall_accuracy
-from .reconstruction import Reconstruction, measure_reconstruction
-from .stream import Stream
-from .tokenizer import Tokenizer, load_tokenizer
+from .model.derive import with_compression
 from .train import train
-from .transfer import with_compression
 
 __all__ = [
     "COMPRESSIONS",

@@ -1,4 +1,9 @@
-"""The one exception for mistakes that the user can mend, and the one warning."""
+"""The one exception for mistakes that the user can mend, the one warning, and what imports optional libraries."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 
 class CompressiveError(ValueError):
@@ -11,3 +16,16 @@ class CompressiveError(ValueError):
 
 class CompressiveWarning(UserWarning):
     """Something that is allowed but hardly meant: what it is and what to do instead."""
+
+
+def optional(module: str, *, extra: str, purpose: str) -> Any:
+    """The module of an optional library that `purpose` needs.
+
+    Raises CompressiveError, with the command that installs `extra` of this package, where it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise CompressiveError(
+            f"{purpose} needs the library {module}: pip install 'compressive-transformer[{extra}]'"
+        ) from error

@@ -2,7 +2,7 @@
 
 from ..config import ModelConfig
 from .base import Attention, Projected
-from .headwise import HeadwiseAttention
+from .cpu import HeadwiseAttention
 from .relative import RelativeAttention, masked_attention, relative_attention
 from .rotary import RotaryAttention, rotated
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..config import ModelConfig
-from ..positions import Grid, RelativePositions
 from .base import Attention, Observer, Projected, tell_weights
-from .headwise import HeadwiseAttention
+from .cpu import HeadwiseAttention
+from .positions import Grid, RelativePositions
 
 
 class RelativeAttention(Attention):

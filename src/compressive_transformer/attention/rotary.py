@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..positions import RotaryPositions
 from .base import Attention, Observer, Projected, tell_weights
+from .positions import RotaryPositions
 
 
 class RotaryAttention(Attention):

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import tyro
 
 from ..errors import CompressiveError
-from .describing import describe
-from .experimenting import experiment
-from .exporting import export
-from .inspecting import inspect
+from .compare import compare
+from .describe import describe
+from .experiment import experiment
+from .export import export
+from .inspect import inspect
 from .making import demo, prepare, train
 from .plugin import take_plugins
-from .recalling import recall
-from .results import compare
-from .scoring import score
-from .serving import serve
+from .recall import recall
+from .score import score
+from .serve import serve
 from .using import evaluate, generate, sweep
 
 COMMANDS: dict[str, Callable[..., None]] = {

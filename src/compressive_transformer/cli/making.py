@@ -10,16 +10,16 @@ import torch
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
+from ..apps.demo import run_demo
 from ..config import ModelConfig, TrainConfig
-from ..corpus import open_corpus
-from ..corpus import prepare as prepare_corpus
-from ..demo import run_demo
+from ..config.toml import from_mapping, read_settings
+from ..data import open_corpus
+from ..data import prepare as prepare_corpus
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer
-from ..settings import from_mapping, read_settings
-from ..trackers import TrackerName
 from ..train import Resume
 from ..train import train as train_model
+from ..train.trackers import TrackerName
 from .terminal import say
 
 

@@ -15,16 +15,16 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from ..checkpoint import load
 from ..config import PerLayer
-from ..corpus import Corpus, Split, open_corpus
-from ..corpus.audio import read_wav, wav_of
-from ..decoding import Precision
+from ..data import Corpus, Split, open_corpus
+from ..data.sources.audio import read_wav, wav_of
+from ..data.tokenizers import MuLawTokenizer, Tokenizer, mu_law_encode
 from ..errors import CompressiveError
 from ..evaluate import BORDERS, Buckets, ByFrequency, ByPosition, beginnings, dynamic_evaluate
 from ..evaluate import evaluate as evaluate_model
 from ..evaluate import sweep as sweep_lengths
+from ..generate import Precision
+from ..generate.stream import Stream
 from ..model import with_lengths
-from ..stream import Stream
-from ..tokenizer import MuLawTokenizer, Tokenizer, mu_law_encode
 from .terminal import default_device, say_over
 
 

@@ -5,10 +5,10 @@
 """
 
 from .buckets import BORDERS, Buckets, ByFrequency, ByPosition
-from .cutting import beginnings
 from .dynamic import dynamic_evaluate
-from .score import Evaluation, Score
-from .scoring import evaluate, sweep
+from .result import Evaluation, Score
+from .run import evaluate, sweep
+from .subset import beginnings
 
 __all__ = [
     "BORDERS",

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..corpus import Corpus, Split
+from ..data import Corpus, Split
+from ..data.lanes import Segment
+from ..data.tokenizers import Tokenizer
 from ..errors import CompressiveError
-from ..lanes import Segment
-from ..tokenizer import Tokenizer
-from .score import Score
+from .result import Score
 
 BORDERS = (10_000, 1_000, 100)
 """Occurrences of a word in training that divide Table 7 of the paper."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..corpus import Split
+from ..data import Split
+from ..data.lanes import Lanes
 from ..errors import CompressiveError
-from ..lanes import Lanes
 from ..model import CompressiveTransformer
 from .buckets import Buckets, Tally
-from .score import Evaluation
-from .scoring import evaluation_of, score_documents
+from .result import Evaluation
+from .run import evaluation_of, score_documents
 
 
 def dynamic_evaluate(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoding import CachedDecoder
 from ..errors import CompressiveError
+from ..generate import CachedDecoder
 from ..memory import Memory
 from ..model import CompressiveTransformer
 

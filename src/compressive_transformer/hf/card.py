@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..checkpoint import ResumePoint
 from ..config import ModelConfig
-from ..progress import read_log
+from ..train.log import read_log
+from ..train.resume import ResumePoint
 
 USE = """\
 ## Use

@@ -14,11 +14,11 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from ..decoding import is_plain
-from ..embedding import IGNORE
 from ..errors import CompressiveError
+from ..generate import is_plain
 from ..memory import Memory
 from ..model import CompressiveTransformer, Output, next_token_loss
+from ..model.embedding import IGNORE_INDEX
 from .cache import CompressiveTransformerCache
 from .configuration import CompressiveTransformerConfig
 
@@ -121,7 +121,7 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
             loss = next_token_loss(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
             loss = loss + compression_loss if self.training else loss
             # Trainer counts the targets of all batches that one update accumulates.
-            loss = loss if items is None else loss * (targets != IGNORE).sum() / items
+            loss = loss if items is None else loss * (targets != IGNORE_INDEX).sum() / items
         use_cache = self.config.use_cache if use_cache is None else use_cache
         return CompressiveTransformerOutput(
             loss=loss,
@@ -261,9 +261,9 @@ def _own_columns(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | N
 
 def _targets(labels: Tensor, mask: Tensor | None) -> Tensor:
     """The next label of each column, -100 where there is none or where one of the two is padding."""
-    labels = labels if mask is None else labels.masked_fill(~mask, IGNORE)
-    targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE)
-    return targets if mask is None else targets.masked_fill(~mask, IGNORE)
+    labels = labels if mask is None else labels.masked_fill(~mask, IGNORE_INDEX)
+    targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+    return targets if mask is None else targets.masked_fill(~mask, IGNORE_INDEX)
 
 
 def _one_cache(first: Any, second: Any) -> CompressiveTransformerCache:

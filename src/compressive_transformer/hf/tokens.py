@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from ..data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, MuLawTokenizer, Tokenizer
 from ..errors import CompressiveError
-from ..tokenizer import ByteTokenizer, HuggingFaceTokenizer, MuLawTokenizer, Tokenizer
 
 START = "<|start|>"
 """How the start id is written."""

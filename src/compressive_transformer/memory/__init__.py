@@ -4,14 +4,7 @@ Slots sit at fixed places, newest last, so that key positions are constants and 
 a lane, `seen`, says which slots are filled and which tokens each of them stands for.
 """
 
-from .commit import (
-    append_compressed,
-    evicted_groups,
-    new_groups,
-    next_pending,
-    next_recent,
-    place_segment,
-)
+from .commit import append_compressed, evicted_groups, new_groups, next_pending, next_recent, place_segment
 from .layout import SlotLayout
 from .state import Memory, empty_memory, join, pad_slots
 

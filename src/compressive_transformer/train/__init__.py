@@ -10,13 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ..config import TrainConfig
-from ..corpus import Corpus
+from ..data import Corpus
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer
-from ..processes import joined
-from ..reports import Callback, Reports
-from ..trackers import TrackerName, require_tracker
+from .distributed import joined
+from .reports import Callback, Reports
 from .signals import StopSignals
+from .trackers import TrackerName, require_tracker
 from .trainer import Resume, Trainer
 
 __all__ = ["Resume", "Trainer", "train"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, check_range, check_types
-from ..corpus import Corpus
+from ..data import Corpus
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer
-from ..processes import Processes
+from .distributed import Processes
 
 
 @dataclass

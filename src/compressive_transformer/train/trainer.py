@@ -12,26 +12,27 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from ..blocks import Block
-from ..checkpoint import ResumePoint, save
+from ..checkpoint import save
 from ..config import TrainConfig
-from ..corpus import Corpus
+from ..config.toml import as_table, with_defaults
+from ..data import Corpus
+from ..data.lanes import Lanes, Segment
 from ..errors import CompressiveError
 from ..evaluate import Evaluation, beginnings, evaluate
-from ..lanes import Lanes, Segment
+from ..generate.stream import Stream
 from ..model import CompressiveTransformer
-from ..optimiser import Optimiser, Update, update_period
-from ..processes import Processes
-from ..progress import Progress, Sums, cut_log, skip_line
-from ..reports import Reports
-from ..settings import as_table, with_defaults
-from ..shards import gathered, placed
-from ..stream import Stream
-from ..trackers import TrackerName, open_tracker
-from ..window import lane_parts, parallel_window
-from .carrying import memories_of, named_memories, own_state
+from ..model.block import Block
 from .counters import Counters, check_fits, check_same
+from .distributed import Processes
+from .log import Progress, Sums, cut_log, skip_line
+from .optimizer import Optimiser, Update, update_period
+from .reports import Reports
+from .reshard import memories_of, named_memories, own_state
+from .resume import ResumePoint
+from .shards import gathered, placed
 from .signals import StopSignals
+from .step import lane_parts, parallel_window
+from .trackers import TrackerName, open_tracker
 
 Resume = bool | int | Literal["if-any"]
 """Whether a run goes on: from its newest checkpoint, from that of a step, or from the newest if there is any."""

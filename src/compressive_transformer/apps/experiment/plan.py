@@ -1,0 +1,222 @@
+"""The plan of an experiment: settings times seeds, all of it built and checked before anything runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ...config import ModelConfig, PerLayer, TrainConfig, check_range, check_types
+from ...config.toml import as_table, from_mapping, read_toml
+from ...data import Corpus
+from ...errors import CompressiveError
+from ...evaluate.recall import answers_of
+from ...model import CompressiveTransformer, with_lengths
+
+TABLES = ("model", "train", "evaluate")
+FIELDS = ("seeds", "baseline", *TABLES, "settings")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """How each trained model is scored.
+
+    Raises CompressiveError that names the field, its value and the valid range.
+    """
+
+    task: Literal["text", "recall"] = "text"
+    """What is measured: "text", the prediction of the split's documents, as `evaluate` does; "recall", the share of
+    right answers, as `recall_accuracy` does."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """The split of the corpus that is scored."""
+    tokens: int = 0
+    """Score about this many tokens only, in beginnings of documents; 0 for all."""
+    batch: int = 8
+    """Documents that are read side by side; no score depends on it."""
+    memory_length: PerLayer | None = None
+    """Slots of recent memory, if other than in training; a setting may have its own."""
+    compressed_length: PerLayer | None = None
+    """Slots of compressed memory, if other than in training; a setting may have its own."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_range(self, ("tokens",), low=0)
+        check_range(self, ("batch",), low=1)
+
+    @property
+    def lengths(self) -> dict[str, PerLayer]:
+        """What `with_lengths` is to change."""
+        given = {"memory_length": self.memory_length, "compressed_length": self.compressed_length}
+        return {name: length for name, length in given.items() if length is not None}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: what is trained and scored, with each of the seeds."""
+
+    name: str
+    model: ModelConfig
+    train: TrainConfig
+    """With any seed: the plan's seeds take its place."""
+    evaluate: EvaluateConfig
+    parameters: int
+    """Numbers that the model learns."""
+
+    @property
+    def evaluated(self) -> ModelConfig:
+        """The model with the lengths of memory that it is scored with."""
+        return replace(self.model, **self.evaluate.lengths)  # type: ignore[arg-type]
+
+    @property
+    def folder(self) -> str:
+        """The name as part of a path: other signs than letters, digits, dot and dash become a dash."""
+        return re.sub(r"[^\w.]+", "-", self.name).strip("-.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One setting with one seed."""
+
+    setting: Setting
+    seed: int
+
+    @property
+    def train(self) -> TrainConfig:
+        """The setting's, with this seed."""
+        return replace(self.setting.train, seed=self.seed)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.setting.name}, seed {self.seed}"
+
+    @property
+    def path(self) -> Path:
+        """Its folder within that of the experiment."""
+        return Path("runs", self.setting.folder, f"seed-{self.seed}")
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """All its configs as plain values."""
+        return {
+            "model": as_table(self.setting.model),
+            "train": as_table(self.train),
+            "evaluate": as_table(self.setting.evaluate),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings times seeds, and the setting that the others are compared with."""
+
+    file: str | None
+    """Where it was read from; None for a plan that was no file."""
+    tables: Mapping[str, Any]
+    """What the file says."""
+    seeds: tuple[int, ...]
+    baseline: str
+    settings: tuple[Setting, ...]
+
+    def runs(self) -> Iterator[Run]:
+        """All runs, seed by seed, so that a table of the finished ones is soon complete for some seeds."""
+        for seed in self.seeds:
+            for setting in self.settings:
+                yield Run(setting, seed)
+
+
+def read_plan(source: str | Path | Mapping[str, Any], corpus: Corpus) -> Plan:
+    """The plan in a TOML file, or in a mapping of the same form, for a corpus.
+
+    Every setting's configs are built and checked, and its model is built without memory for its parameters.
+    Raises CompressiveError for the first thing that is wrong.
+    """
+    where = "the plan" if isinstance(source, Mapping) else str(source)
+    tables = source if isinstance(source, Mapping) else read_toml(Path(source))
+    for name in tables:
+        if name not in FIELDS:
+            raise CompressiveError(f"{where}: unknown table or field {name!r}; expected {', '.join(FIELDS)}")
+    for name in TABLES:
+        _table(tables.get(name, {}), f"{where}, {name}")
+    named = _table(tables.get("settings", {}), f"{where}, settings")
+    if not named:
+        raise CompressiveError(f"{where}: no settings; give at least one table [settings.NAME]")
+    settings = tuple(_setting(name, own, tables, corpus, where) for name, own in named.items())
+    seeds = _seeds(tables.get("seeds"), where)
+    baseline = tables.get("baseline")
+    if not isinstance(baseline, str) or baseline not in named:
+        raise CompressiveError(f"{where}: baseline ({baseline!r}) must be one of the settings: {', '.join(named)}")
+    _check_different(settings, where)
+    if (scored := settings[0].evaluate).task == "recall":
+        answers_of(corpus.split(scored.split))
+    return Plan(None if isinstance(source, Mapping) else where, tables, seeds, baseline, settings)
+
+
+def _table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CompressiveError(f"{where}: expected a table, got {value!r}")
+    return value
+
+
+def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not seeds:
+        raise CompressiveError(f"{where}: seeds ({seeds!r}) must be a list of at least one number, as in [0, 1, 2]")
+    for seed in seeds:
+        from_mapping(TrainConfig, {"seed": seed}, f"{where}, seeds")
+    if len(set(seeds)) < len(seeds):
+        raise CompressiveError(f"{where}: seeds ({list(seeds)}) must differ from one another")
+    return tuple(seeds)
+
+
+def _setting(name: str, own: Any, base: Mapping[str, Any], corpus: Corpus, where: str) -> Setting:
+    where = f"{where}, setting {name!r}"
+    for table, values in _table(own, where).items():
+        if table not in TABLES:
+            raise CompressiveError(f"{where}: unknown table or field {table!r}; expected {', '.join(TABLES)}")
+        _table(values, f"{where}, {table}")
+    for field in own.get("evaluate", {}):
+        if field not in ("memory_length", "compressed_length"):
+            raise CompressiveError(
+                f"{where}: evaluate.{field} must be the same for all settings, else they cannot be compared; "
+                "set it in [evaluate]"
+            )
+    merged = {table: {**base.get(table, {}), **own.get(table, {})} for table in TABLES}
+    if "seed" in merged["train"]:
+        raise CompressiveError(f"{where}: train.seed is set by seeds = [...]; leave it out")
+    merged["model"].setdefault("vocab_size", corpus.vocab_size)
+    model = from_mapping(ModelConfig, merged["model"], f"{where}, model")
+    train = from_mapping(TrainConfig, merged["train"], f"{where}, train")
+    evaluate = from_mapping(EvaluateConfig, merged["evaluate"], f"{where}, evaluate")
+    if model.vocab_size != corpus.vocab_size:
+        raise CompressiveError(
+            f"{where}: vocab_size ({model.vocab_size}) must be {corpus.vocab_size}, "
+            f"the number of ids of {corpus.path}; leave it out"
+        )
+    for split in ("train", evaluate.split, *(["validation"] if train.validate_every else [])):
+        corpus.split(split)
+    return Setting(name, model, train, evaluate, _count_parameters(model, evaluate, where))
+
+
+def _count_parameters(config: ModelConfig, evaluate: EvaluateConfig, where: str) -> int:
+    """Builds the model on the meta device, which takes neither time nor memory but finds what cannot be built."""
+    try:
+        with torch.device("meta"):
+            model = CompressiveTransformer(config)
+        with_lengths(model, **evaluate.lengths)
+    except CompressiveError as error:
+        raise CompressiveError(f"{where}: {error}") from None
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check_different(settings: Sequence[Setting], where: str) -> None:
+    for index, setting in enumerate(settings):
+        if not setting.folder:
+            raise CompressiveError(f"{where}: setting {setting.name!r} needs a name with letters or digits")
+        for other in settings[:index]:
+            pair = f"{where}: settings {other.name!r} and {setting.name!r}"
+            if setting.folder.casefold() == other.folder.casefold():
+                raise CompressiveError(f"{pair} would share the folder runs/{setting.folder}; rename one")
+            if all(getattr(setting, table) == getattr(other, table) for table in TABLES):
+                raise CompressiveError(f"{pair} are the same; change or remove one")

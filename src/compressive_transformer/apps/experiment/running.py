@@ -1,0 +1,168 @@
+"""One run of an experiment: train, score, and keep what the report needs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...checkpoint import FORMAT, check_format, load, read_json, write_json
+from ...config.toml import with_defaults
+from ...data import Corpus
+from ...errors import CompressiveError
+from ...model import CompressiveTransformer, with_lengths
+from ...train import train
+from ...train.log import read_log
+from ...train.resume import ResumePoint
+from .plan import Run
+from .tasks import TASKS
+
+RESULT = "result.json"
+CURVE_POINTS = 100
+
+
+def finish(run: Run, corpus: Corpus, out: Path) -> None:
+    """Train and score what is not done yet of a run of the experiment in `out`; its folder gets result.json.
+
+    An interrupted training goes on from its last checkpoint. What is scored is what `load` gives: the weights that
+    were best at validation, or those of the last step where the training does not validate.
+    """
+    folder, setting, config = out / run.path, run.setting, run.setting.evaluate
+    resume = _interrupted(folder)
+    if not resume and folder.exists():
+        shutil.rmtree(folder)  # it ended before its first checkpoint and is of no use
+    torch.manual_seed(run.seed)
+    trained = CompressiveTransformer(setting.model)
+    train(trained, corpus, run.train, folder, resume=resume)
+    model, tokenizer = load(folder)
+    device = next(trained.parameters()).device  # where `train` moved it
+    model = with_lengths(model, **config.lengths).to(device)
+    began = time.perf_counter()
+    score = TASKS[config.task].score(model, tokenizer, corpus.split(config.split), config)
+    result = {
+        "format": FORMAT,
+        "setting": setting.name,
+        "seed": run.seed,
+        **run.tables(),
+        "corpus": corpus.fingerprint,
+        "commit": _commit(),
+        "training": _training(read_log(folder / "log.jsonl")),
+        "evaluation_seconds": round(time.perf_counter() - began, 3),
+        "score": score,
+    }
+    write_json(folder / RESULT, _plain(result))
+
+
+def result_of(run: Run, out: Path) -> dict[str, Any] | None:
+    """What `finish` wrote; None for a run that is not finished."""
+    file = out / run.path / RESULT
+    if not file.exists():
+        return None
+    result = read_json(file)
+    check_format(file, result)
+    return result
+
+
+def check_same(run: Run, corpus: Corpus, out: Path) -> None:
+    """Raise CompressiveError where the run in `out`, finished or interrupted, is another than the plan's is now."""
+    folder = out / run.path
+    result = result_of(run, out)
+    if result is None and not _interrupted(folder):
+        return
+    # The state of a training says nothing of the evaluation, which has not begun.
+    stored = result or ResumePoint.of(folder).state()
+    if stored["corpus"] != corpus.fingerprint:
+        raise CompressiveError(
+            f"{folder}: {run.name} ran on another corpus than {corpus.path}; give that one, or choose another folder"
+        )
+    configs = {"model": run.setting.model, "train": run.train, "evaluate": run.setting.evaluate}
+    for part, now in run.tables().items():
+        before = with_defaults(configs[part], stored.get(part, now))
+        for name in {**now, **before}:
+            if before.get(name) != now.get(name):
+                raise CompressiveError(
+                    f"{folder}: {part}.{name} was {before.get(name)!r} when {run.name} ran and is {now.get(name)!r} in "
+                    "the plan now; set it back, choose another folder, or remove "
+                    f"{folder / RESULT if part == 'evaluate' else folder} to do it anew"
+                )
+
+
+def steps_done(run: Run, out: Path) -> int:
+    """How far the training has come, as the end of its log says."""
+    try:
+        with (out / run.path / "log.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 65_536))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue  # being written just now
+    return 0
+
+
+def _interrupted(folder: Path) -> bool:
+    """Whether a training began there and left a checkpoint."""
+    return bool(ResumePoint.all_of(folder))
+
+
+def _training(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Tokens learned from, seconds and speed, and the curves, thinned."""
+    steps = [entry for entry in log if "loss" in entry]
+    at, tokens = [0, *(entry["step"] for entry in steps)], [0, *(entry["tokens"] for entry in steps)]
+    speeds = [entry["tokens_per_second"] for entry in steps]
+    validations = [
+        {
+            "step": entry["step"],
+            # Logged at other steps than losses are, perhaps.
+            "tokens": round(float(np.interp(entry["step"], at, tokens))),
+            "bits_per_byte": entry["validation"]["bits_per_byte"],
+        }
+        for entry in log
+        if "validation" in entry
+    ]
+    seconds = sum(
+        (after - before) / speed for before, after, speed in zip(tokens, tokens[1:], speeds, strict=False) if speed
+    )
+    return {
+        "tokens": tokens[-1],
+        "seconds": round(seconds, 3),
+        "tokens_per_second": statistics.median(speeds),
+        "losses": _thinned(steps),
+        "validations": _thinned(validations),
+    }
+
+
+def _thinned(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most `CURVE_POINTS` of the entries, evenly spread, the last one included."""
+    count = min(len(entries), CURVE_POINTS)
+    return [entries[len(entries) * (number + 1) // count - 1] for number in range(count)]
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can hold it, which has no number that is not finite: None in its place."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _commit() -> str | None:
+    """The commit that the current folder is a checkout of, marked where files differ from it."""
+    call = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=, changed"]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,188 @@
+"""Runs side by side: a process of one thread for each, and a log in place of its screen."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from ...compression import COMPRESSIONS
+from ...data import open_corpus
+from ...errors import CompressiveError
+from .plan import Run
+from .running import finish
+
+LOCK = "experiment.lock"
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+@contextlib.contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Holds the folder of an experiment, which is made where there is none; the system lets go when we end.
+
+    Raises CompressiveError where another process holds it, and for a folder of something else.
+    """
+    import fcntl  # not on every system
+
+    lock = out / LOCK
+    if out.exists() and not lock.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CompressiveError(f"{out}: exists already and is not an experiment's folder; choose another")
+    out.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CompressiveError(
+                f"{out}: another process runs an experiment there; wait for its end, or choose another folder"
+            ) from None
+        yield
+
+
+def default_processes() -> int:
+    """One for each GPU where there are any, else one for each core that we may use."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def log_of(run: Run, out: Path) -> Path:
+    """What the process of a run prints, beside the run's folder."""
+    return (out / run.path).with_suffix(".log")
+
+
+def finish_all(
+    runs: Sequence[Run],
+    corpus: Path,
+    out: Path,
+    *,
+    processes: int,
+    look: Callable[[Sequence[Run]], None],
+    ended: Callable[[Run, str | None], None],
+) -> None:
+    """Finish the runs in their order, `processes` of them side by side, each with one thread.
+
+    `look` is called now and then with the runs at work, `ended` for each that has ended, with the reason where it
+    failed. On an interrupt all processes are ended before it goes on.
+    """
+    waiting = deque((run, Registered.of(run.setting.model.compression)) for run in runs)
+    places = list(range(processes))
+    active: dict[BaseProcess, tuple[Run, int]] = {}
+    try:
+        while waiting or active:
+            while waiting and places:
+                (run, compression), place = waiting.popleft(), places.pop(0)
+                active[_start(run, compression, corpus, out, place)] = run, place
+            connection.wait([process.sentinel for process in active], timeout=SECONDS_BETWEEN_LOOKS)
+            for process in [process for process in active if process.exitcode is not None]:
+                run, place = active.pop(process)
+                places.append(place)
+                ended(run, _reason(process.exitcode or 0, log_of(run, out)))
+            look([run for run, _ in active.values()])
+    finally:
+        for process in active:
+            process.terminate()
+        for process in active:
+            process.join()
+
+
+def _start(run: Run, compression: Registered, corpus: Path, out: Path, place: int) -> BaseProcess:
+    log = log_of(run, out)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    spawned = multiprocessing.get_context("spawn")
+    process = spawned.Process(target=_work, args=(run, compression, corpus, out, log, place), daemon=True)
+    # Ctrl-C on a terminal goes to all processes of the group. We alone take it, and end the others: the mask is
+    # handed down. The tracker would lift it when it starts.
+    ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return process
+
+
+def _work(run: Run, compression: Registered, corpus: Path, out: Path, log: Path, place: int) -> None:
+    """What the process of a run does."""
+    with log.open("a") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # as an exception: it tidies up
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        os.environ["LOCAL_RANK"] = str(place % torch.cuda.device_count())
+    compression.register()
+    try:
+        finish(run, open_corpus(corpus), out)
+    except CompressiveError as error:
+        sys.exit(str(error))
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Where a compression function comes from: a new process has not registered a user's own."""
+
+    name: str
+    module: str
+    file: str | None
+    attribute: str
+
+    @classmethod
+    def of(cls, name: str) -> Registered:
+        """Of the function registered here. Raises CompressiveError for a class that is defined inside a function."""
+        kind = COMPRESSIONS[name]
+        if "<locals>" in kind.__qualname__:
+            raise CompressiveError(
+                f"compression {name!r}: {kind.__qualname__} is defined inside a function, where other processes cannot "
+                "find it; define it at the top level of a module"
+            )
+        return cls(name, kind.__module__, getattr(sys.modules[kind.__module__], "__file__", None), kind.__qualname__)
+
+    def register(self) -> None:
+        """Register it here, where it is not."""
+        if self.name not in COMPRESSIONS:
+            COMPRESSIONS[self.name] = getattr(self._imported(), self.attribute)
+
+    def _imported(self) -> ModuleType:
+        try:
+            return importlib.import_module(self.module)
+        except ModuleNotFoundError:
+            if self.file is None:
+                raise
+        # A single file that was run, in a folder that modules are not looked for in.
+        spec = importlib.util.spec_from_file_location(self.module, self.file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.module] = module
+        spec.loader.exec_module(module)
+        return module
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _reason(code: int, log: Path) -> str | None:
+    """Why a process failed; None where it did not."""
+    if code <= 0:
+        return f"ended by {signal.Signals(-code).name}" if code else None
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), f"exit {code}")

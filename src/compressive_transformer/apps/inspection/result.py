@@ -1,0 +1,138 @@
+"""What an inspection gives: numbers for each token of a text, and what the memory did while it was read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...compression import COMPRESSIONS
+from ...compression.functions import DilatedConvolutions, MostUsed
+from ...config import ModelConfig
+from ...config.toml import as_table
+from ...evaluate import ByFrequency
+from ...evaluate.buckets import Pieces
+from ...evaluate.reconstruction import Reconstruction
+from .attention import LayerAttention, Slot, TokenAttention
+from .contrast import Contrast, Reading, contrast
+from .kept import KeptStates
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What a model does with a text, read from its beginning in segments.
+
+    Tokens are counted from 0. What there is no data for is None, and `missing` says why.
+    """
+
+    config: ModelConfig
+    pieces: Pieces
+    """The text as the tokenizer gives it back, and which part each token completes."""
+    nats: NDArray[np.float64]
+    """−ln p(token | all before) `[tokens]`, in nats."""
+    nats_without: NDArray[np.float64] | None
+    """The same `[tokens]` without compressed memory, see `inspect_text`."""
+    attention: tuple[LayerAttention, ...]
+    """Attention by age, of each layer (Figure 2 of the paper)."""
+    tokens: tuple[TokenAttention, ...]
+    """What the model read to predict some tokens, in the order of the text."""
+    reconstruction: Reconstruction | None
+    """Squared error / squared target of attention reconstruction over all commits (Figure 6 of the paper)."""
+    kept: tuple[KeptStates, ...] | None
+    """What most-used kept, of each layer that compresses so."""
+    missing: dict[str, str]
+    """By the name of a field that is None, the reason."""
+
+    @property
+    def reading(self) -> Reading:
+        """The text with its nats."""
+        return Reading(self.pieces, self.nats)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of the whole text."""
+        return float(self.nats.sum() / math.log(2) / self.pieces.bytes.sum())
+
+    def gain(self, frequency: ByFrequency | None = None) -> Contrast | None:
+        """Where compressed memory helps: the first reading is that with it, the second that without it.
+
+        None without compressed memory. `frequency` divides words by how often they occur in a training split.
+        """
+        if self.nats_without is None:
+            return None
+        return contrast(self.reading, Reading(self.pieces, self.nats_without), frequency)
+
+    @property
+    def slot_note(self) -> str:
+        """How the function that made a compressed slot reads other states than those of its group; "" where not."""
+        if self.nats_without is None:
+            return ""
+        kind = COMPRESSIONS[self.config.compression]
+        if issubclass(kind, MostUsed):
+            return "most-used keeps states as they are: a compressed slot stands for one token, any of its commit"
+        if kind.overlap:
+            states = "state that follows" if kind.overlap == 1 else f"{kind.overlap} states that follow"
+            return f"{self.config.compression} also reads the {states} the group of a compressed slot"
+        if issubclass(kind, DilatedConvolutions):
+            back = sum(kind.dilations)
+            return f"{self.config.compression} also reads up to {back} states before a group, those of the same commit"
+        return ""
+
+    def text_of(self, slot: Slot) -> str:
+        """The text that a slot stands for; "" for the start of the document and for an empty slot."""
+        starts = self.pieces.starts
+        first, stop = max(slot.first, 0), max(slot.stop, 0)
+        end = int(starts[stop]) if stop < len(starts) else len(self.pieces.text)
+        return self.pieces.text[int(starts[first]) : end] if first < stop else ""
+
+    def table(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+        layers = self.config.n_layers
+        reconstruction = None if self.reconstruction is None else asdict(self.reconstruction)
+        return {
+            "model": as_table(self.config),
+            "text": self.pieces.text,
+            "bits_per_byte": self.bits_per_byte,
+            "token_starts": self.pieces.starts.tolist(),
+            "nats": self.nats.tolist(),
+            "nats_without": None if self.nats_without is None else self.nats_without.tolist(),
+            "attention": [
+                {
+                    "buckets": [bucket._asdict() for bucket in self.attention[layer].buckets],
+                    "heads": [list(shares) for shares in self.attention[layer].heads],
+                }
+                for layer in range(layers)
+            ],
+            "slot_note": self.slot_note,
+            "tokens": [self._token_table(token) for token in self.tokens],
+            "reconstruction": reconstruction,
+            "kept": None if self.kept is None else [_kept_table(layer) for layer in self.kept],
+            "missing": self.missing,
+        }
+
+    def _token_table(self, token: TokenAttention) -> dict[str, Any]:
+        layers = []
+        for read in token.layers:
+            mean, *heads = (
+                {**head._asdict(), "slots": [{**slot._asdict(), "text": self.text_of(slot)} for slot in head.slots]}
+                for head in (read.mean, *read.heads)
+            )
+            layers.append({"mean": mean, "heads": heads})
+        return {"token": token.token, "layers": layers}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.nats):,} tokens, {int(self.pieces.bytes.sum()):,} bytes",
+            f"bits per byte                       {self.bits_per_byte:.4f}",
+        ]
+        if self.nats_without is not None:
+            without = float(self.nats_without.sum() / math.log(2) / self.pieces.bytes.sum())
+            lines.append(f"without compressed memory           {without:.4f}")
+        return "\n".join(lines)
+
+
+def _kept_table(layer: KeptStates) -> dict[str, Any]:
+    return {**vars(layer), "tokens": layer.tokens.tolist()}

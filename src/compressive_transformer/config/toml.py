@@ -1,0 +1,90 @@
+"""Configs from files and command lines, and as plain values for files."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import CompressiveError
+
+C = TypeVar("C")
+
+
+def from_mapping(kind: type[C], values: Mapping[str, Any], where: str) -> C:
+    """The config of class `kind` that a table of plain values describes.
+
+    `where` names the source in messages. Raises CompressiveError for unknown and for missing fields.
+    """
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
+    for name in values:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(fields)}"
+            raise CompressiveError(f"{where}: unknown field {name!r}; {hint}")
+    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    for name in required:
+        if name not in values:
+            raise CompressiveError(f"{where}: field {name!r} is missing")
+    try:
+        return kind(**values)
+    except CompressiveError as error:
+        raise CompressiveError(f"{where}: {error}") from None
+
+
+def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """The tables `model` and `train` of a TOML file, with `section.field=value` overrides laid over them.
+
+    Raises CompressiveError for a file that cannot be read, an unknown table or a malformed override.
+    """
+    tables = read_toml(path)
+    for name, table in tables.items():
+        if name not in ("model", "train") or not isinstance(table, dict):
+            raise CompressiveError(f"{path}: unknown table or field {name!r}; expected tables [model] and [train]")
+    settings: dict[str, dict[str, Any]] = {"model": {}, "train": {}, **tables}
+    override(settings, overrides)
+    return settings
+
+
+def override(settings: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
+    """Lay `section.field=value` overrides over tables. Raises CompressiveError for a malformed one."""
+    for text in overrides:
+        target, equals, value = text.partition("=")
+        section, dot, name = target.partition(".")
+        if not (equals and dot and section in settings):
+            expected = " or ".join(f"{section}.FIELD=VALUE" for section in settings)
+            raise CompressiveError(f"--set {text}: expected {expected}, for example model.compression=mean")
+        settings[section][name] = _parse_value(value)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises CompressiveError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise CompressiveError(f"{path}: not a readable TOML file: {error}") from None
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def as_table(config: Any) -> dict[str, Any]:
+    """The fields of a config, a dataclass, as plain values, ready for JSON; `from_mapping` reads them back."""
+    fields = dataclasses.asdict(config)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+def with_defaults(config: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier version stored of such a config, a dataclass; fields that are newer are at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    return {**{name: value for name, value in plain.items() if value is not dataclasses.MISSING}, **stored}

@@ -1,0 +1,103 @@
+"""Benchmarks with a layout of their own: Enwik8 and WikiText."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from ...errors import CompressiveError
+from .source import Source, Text
+
+WIKITEXT_FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
+
+
+def enwik8(path: Path) -> Source:
+    """The first 90 of 100 parts of a file's bytes for training, 5 for validation, 5 for test, one document each.
+
+    Bytes are kept as they are, and a border may stand within a character. `path` is the file, or the zip archive
+    that it is downloaded as. Raises CompressiveError for anything else.
+    """
+    size = len(_raw_bytes(path))
+    if size < 20:
+        raise CompressiveError(f"{path} has {size} bytes: at least 20 are needed for three splits")
+    held_out = size * 5 // 100
+    borders = (0, size - 2 * held_out, size - held_out, size)
+    pieces = {"train": borders[:2], "validation": borders[1:3], "test": borders[2:]}
+    sizes = ", ".join(f"{stop - start:,}" for start, stop in pieces.values())
+    return Source(
+        f"enwik8:{path.name}",
+        {name: partial(_read_piece, path, name, *piece) for name, piece in pieces.items()},
+        holdout=0,
+        reading="bytes are kept as they are",
+        cut=f"90, 5 and 5 of 100 parts of {size:,} bytes in order: {sizes}",
+        tokenizer="bytes",
+        benchmark="Enwik8",
+    )
+
+
+def _raw_bytes(path: Path) -> bytes:
+    try:
+        if not zipfile.is_zipfile(path):
+            return path.read_bytes()
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if len(names) != 1:
+                raise CompressiveError(f"{path} must hold one file, it holds {len(names)}: unpack it and give the file")
+            return archive.read(names[0])
+    except OSError as error:
+        raise CompressiveError(f"cannot read {path}: {error.strerror}; enwik8: needs a file") from error
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise CompressiveError(f"cannot unpack {path}: {error}; unpack it and give the file") from error
+
+
+def _read_piece(path: Path, name: str, start: int, stop: int) -> Iterator[Text]:
+    content = _raw_bytes(path)[start:stop]
+    words = sum(1 for _ in re.finditer(r"\S+", content.decode("utf-8", errors="replace")))
+    yield Text(f"{path.stem} {name}", content, str(path), words)
+
+
+def wikitext(folder: Path) -> Source:
+    """WikiText as published: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the same with .raw.
+
+    Each file is one document, since results are reported with a context that is carried over article borders. The
+    end of each line is a word of its own. Raises CompressiveError where files are missing.
+    """
+    found = {
+        ending: {split: folder / f"{stem}.{ending}" for split, stem in WIKITEXT_FILES.items()}
+        for ending in ("tokens", "raw")
+    }
+    found = {ending: {s: file for s, file in files.items() if file.is_file()} for ending, files in found.items()}
+    files = found["tokens"] or found["raw"]
+    if found["tokens"] and found["raw"]:
+        raise CompressiveError(f"{folder} has both .tokens and .raw files of WikiText: leave one kind")
+    if "train" not in files:
+        raise CompressiveError(
+            f"{folder} has no wiki.train.tokens (or wiki.train.raw): the vocabulary is that of the training part,"
+            f" add it; found {', '.join(file.name for file in files.values()) or 'no part of WikiText'}"
+        )
+    return Source(
+        f"wikitext:{folder.resolve().name}",
+        {split: partial(_read_lines, file) for split, file in files.items()},
+        holdout=0,
+        reading="words separated by whitespace, and one <eos> at the end of each line",
+        tokenizer="words",
+        benchmark="WikiText",
+        files=tuple(files.values()),
+    )
+
+
+def _read_lines(file: Path) -> Iterator[Text]:
+    try:
+        content = file.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise CompressiveError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CompressiveError(f"{file} is not UTF-8 at byte {error.start}") from error
+    lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    # WikiText's own layout, which the word tokenizer gives back: a space before each word and each end of a line.
+    pieces = ["".join(f" {word}" for word in line.split()) + " \n" for line in lines]
+    text = "".join(pieces)
+    yield Text(file.stem, text, str(file), words=text.count(" "), read=file.stat().st_size)

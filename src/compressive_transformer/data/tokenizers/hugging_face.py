@@ -1,0 +1,154 @@
+"""Tokenizers of the library `tokenizers`: byte-level BPE learnt here, and any `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CompressiveError
+from .base import Decoder, Tokenizer
+from .bytes import ByteDecoder, to_utf8
+
+if TYPE_CHECKING:  # who reads bytes never needs the library
+    import tokenizers
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer of the library `tokenizers`: one trained here by `train_bpe`, or any `tokenizer.json`.
+
+    Text is always text: special tokens such as `<|endoftext|>` are neither looked for in it nor added, and a
+    document is neither cut nor padded, whatever the file says.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Take over `tokenizer`, which must not be changed afterwards."""
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise CompressiveError("the tokenizer has no tokens: train it first")
+        # The largest id, not the number of tokens: vocabularies of others have holes.
+        self.vocab_size = max(vocabulary.values()) + 2
+        description = json.loads(tokenizer.to_str())
+        self._unknown = _unknown_id(description["model"], tokenizer)
+        self._pieces: dict[int, bytes] | None = None
+        if (description["decoder"] or {}).get("type") == "ByteLevel":
+            self._pieces = {id: _piece(token) for token, id in vocabulary.items()}
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """The ids `[tokens]` of a text, encoded as a whole, since cutting it up would change them.
+
+        Raises CompressiveError for a lone surrogate, and for characters that the vocabulary lacks.
+        """
+        to_utf8(text)
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # the Rust library raises nothing more specific
+            raise CompressiveError(f"the tokenizer cannot encode the text: {first_line(error)}") from error
+        ids = np.array(encoding.ids, dtype=np.int64)
+        places = np.flatnonzero(ids == self._unknown)[:5]
+        if places.size:
+            unknown = ", ".join(repr(text[slice(*encoding.offsets[place])]) for place in places)
+            raise CompressiveError(f"the tokenizer has no token for {unknown}: use one that has, as bytes or bpe")
+        return ids
+
+    def _decode(self, ids: NDArray[np.int64]) -> str:
+        if self._pieces is None:
+            return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+        pieces = self._pieces
+        return b"".join(pieces.get(id, b"") for id in ids.tolist()).decode("utf-8", errors="replace")
+
+    def decoder(self) -> Decoder:
+        """A decoder whose output, joined, is `decode` of all the ids.
+
+        Where the tokens are not bytes this is promised only for ids that a text encodes to, since the
+        decoders of others may look back at will.
+        """
+        return WindowDecoder(self) if self._pieces is None else ByteDecoder(self._pieces, self.vocab_size)
+
+    def to_json(self) -> str:
+        """The file format of `tokenizers`, readable by every tool of Hugging Face."""
+        return self._tokenizer.to_str()
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int = 32_000) -> HuggingFaceTokenizer:
+    """A lossless byte-level BPE learnt from `texts`, with at most `vocab_size` ids, `start` included.
+
+    All 256 bytes are tokens and nothing is normalised, so every text can be encoded and comes back as it was.
+    """
+    if vocab_size < 257:
+        raise CompressiveError(f"vocab_size ({vocab_size}) must be at least 257: 256 bytes and the start")
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    return HuggingFaceTokenizer(tokenizer)
+
+
+class WindowDecoder(Decoder):
+    """For all other tokens: decodes the last ids again with each new one and gives what was added.
+
+    The ids before the new ones stay in the window because many decoders treat the first token specially.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown: list[int] = []
+        self._waiting: list[int] = []
+
+    def __call__(self, id: int) -> str:
+        self._waiting.append(id)
+        text = self._new_text()
+        if not text or text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""  # the rest of a character may follow
+        self._shown, self._waiting = self._waiting, []
+        return text
+
+    def flush(self) -> str:
+        text = self._new_text()
+        self._shown, self._waiting = [], []
+        return text
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode(self._shown)
+        return self._tokenizer.decode(self._shown + self._waiting)[len(before) :]
+
+
+def _unknown_id(model: dict[str, Any], tokenizer: tokenizers.Tokenizer) -> int | None:
+    """The id that a tokenizer gives for what it does not know, if it has one."""
+    if model.get("unk_id") is not None:  # Unigram
+        return int(model["unk_id"])
+    token = model.get("unk_token")
+    return tokenizer.token_to_id(token) if token is not None else None
+
+
+# GPT-2's alphabet: printable bytes are themselves, the others are the characters from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+
+
+def _piece(token: str) -> bytes:
+    """The bytes that a byte-level token stands for; added tokens are not written in the alphabet."""
+    in_alphabet = all(character in _BYTES for character in token)
+    return bytes(_BYTES[character] for character in token) if in_alphabet else token.encode("utf-8")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
+    return (str(error) or type(error).__name__).splitlines()[0]

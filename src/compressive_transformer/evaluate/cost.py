@@ -1,0 +1,168 @@
+"""What a configuration costs and how far it remembers, layer by layer, before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from ..config import ModelConfig
+from ..config.toml import as_table
+from ..errors import CompressiveError
+from ..model import CompressiveTransformer
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a part of a model costs and how far it reaches; multiply-adds are those of matrix products, per token."""
+
+    attention_width: float = 0
+    """States that a token at the end of a segment attends to; of a model, the mean over layers."""
+    temporal_range: int = 0
+    """Tokens that can reach a prediction through memory."""
+    parameters: int = 0
+    """Parameters of the network, those of f_c left out."""
+    compression_parameters: int = 0
+    """Parameters of f_c and, in training by auto-encoding, of its decoder."""
+    memory_bytes: int = 0
+    """Bytes of the states in fp32 that a lane holds when its segment is full, slots for waiting states included."""
+    multiply_adds: float = 0.0
+    """Reading, forward, the projections of positions left out."""
+    position_multiply_adds: float = 0.0
+    """The projections of positions where a lane reads alone; lanes of one age share them."""
+    loss_multiply_adds: float = 0.0
+    """The compression loss, forward, which training needs in addition."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """The costs of a configuration: of each layer, of what is outside of the layers, and in total."""
+
+    config: ModelConfig
+    layers: tuple[Cost, ...]
+    outside: Cost
+    """Embedding, final norm and logits."""
+
+    @property
+    def total(self) -> Cost:
+        """Sums over all parts; the mean over layers of the attention width."""
+        parts = (*self.layers, self.outside)
+        sums = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Cost)}
+        return Cost(**{**sums, "attention_width": self.config.attention_width})
+
+    def table(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+        layers = [{**self.config.of_layer(layer)._asdict(), **asdict(cost)} for layer, cost in enumerate(self.layers)]
+        parts = {"outside": asdict(self.outside), "total": asdict(self.total)}
+        return {"model": as_table(self.config), "layers": layers, **parts}
+
+    def __str__(self) -> str:
+        rows: list[list[str]] = []
+        for layer, cost in enumerate(self.layers):
+            numbers = [*map(str, self.config.of_layer(layer)), *_numbers(cost)]
+            if rows and rows[-1][1:] == numbers:
+                rows[-1][0] = f"{rows[-1][0].partition('-')[0]}-{layer}"
+            else:
+                rows.append([str(layer), *numbers])
+        rows.append(["outside", "", "", "", "", "", *_numbers(self.outside)[2:]])
+        rows.append(["total", "", "", "", *_numbers(self.total)])
+        widths = [max(map(len, column)) for column in zip(*HEADINGS, *rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in (*HEADINGS, *rows)]
+        config = self.config
+        return (
+            f"{config.n_layers} layers, d_model {config.d_model}, segments of {config.segment_length} tokens, "
+            f"{config.vocab_size:,} token ids\n\n" + "\n".join(lines) + f"\n\n{LEGEND}"
+        )
+
+
+HEADINGS = (
+    ["", "recent", "compressed", "", "", "", "network", "f_c", "memory", "reading", "positions", "loss"],
+    ["layer", *["slots"] * 2, "rate", "width", "range", *["parameters"] * 2, "bytes", *["mult-adds"] * 3],
+)
+LEGEND = """\
+width: states that a token attends to at most (total: mean over layers); range: tokens that can reach a prediction
+through memory; bytes: of one lane, in fp32; mult-adds: matrix products per token, forward: to read it with a full
+memory, to project positions (lanes of one age share that), and for the compression loss (in training only)."""
+
+
+def describe(config: ModelConfig) -> Description:
+    """The costs of a configuration, counted on models whose tensors have shapes but no numbers (meta device).
+
+    A lane with full memory reads one segment of n = `segment_length` tokens in one call. Multiply-adds are those of
+    all matrix products that this implementation does for it, masked slots included, divided by n. With n_m, n_cm,
+    c and d as in the paper and S = n_cm + n_m + r + n slots, r of them for states that wait, a segment takes in a
+    layer
+
+    - queries d² · n; keys and values 2 · d² · S, since memory holds states and they are made anew; output d² · n;
+    - scores by content d · n · S, mixing of values as many, scores by position d · n · (rows of distances);
+    - the feed-forward network 2 · d · d_ff · n;
+    - f_c for the groups of a commit: c · d² a group for a convolution;
+
+    and outside of the layers d · vocab_size · n for logits. There are n_m + r + n + 1 rows of distances, and where
+    slots are compressed n / c + n_cm - 1 more under "span" (n rounded up to a multiple of c, here and where queries
+    enter above) or n + n_cm - 1 under "unit". The projections of positions take d² a row, c times as many rows of
+    compressed slots under "span".
+
+    Logits of adaptive clusters take less, and the projections of their rows, which depend on the text, are left out.
+    Reading token by token takes more, since each call projects all slots. Raises CompressiveError for a compression
+    function that is not registered, or cannot be run without numbers.
+    """
+    layers = [replace(config, n_layers=1, **config.of_layer(layer)._asdict()) for layer in range(config.n_layers)]
+    costs = {alone: _costs(alone) for alone in set(layers)}  # equal layers cost the same
+    outside = costs[layers[0]][1]
+    return Description(config, tuple(costs[alone][0] for alone in layers), outside)
+
+
+def _costs(config: ModelConfig) -> tuple[Cost, Cost]:
+    """The costs of the layer and of what is outside of it, for a model of one layer."""
+    with torch.device("meta"):
+        model = CompressiveTransformer(config).float()
+    # Which rows an adaptive embedding projects depends on the text, and there is none.
+    model.embedding.forward = lambda ids: torch.zeros(*ids.shape, config.d_model, device="meta")  # type: ignore[method-assign]
+    tokens, block = config.segment_length, model.blocks[0]
+    one, outside = _multiply_adds(model, batch=1)
+    each = _multiply_adds(model, batch=2)[0] - one  # what a second lane adds
+    in_training = _multiply_adds(model, batch=1, training=True)[0]
+    compression = sum(p.numel() for name, p in block.named_parameters() if name.startswith("compression"))
+    of_layer = sum(p.numel() for p in block.parameters())
+    held = sum(states.nbytes for name, states in model.empty_memory(1).state_dict().items() if name != "seen")
+    layer = Cost(
+        attention_width=config.attention_width,
+        temporal_range=config.temporal_range,
+        parameters=of_layer - compression,
+        compression_parameters=compression,
+        memory_bytes=held + tokens * config.d_model * torch.float32.itemsize,
+        multiply_adds=each / tokens,
+        position_multiply_adds=(one - each) / tokens,
+        loss_multiply_adds=(in_training - one) / tokens,
+    )
+    rest = sum(p.numel() for p in model.parameters()) - of_layer
+    return layer, Cost(parameters=rest, multiply_adds=outside / tokens)
+
+
+def _multiply_adds(model: CompressiveTransformer, *, batch: int, training: bool = False) -> tuple[int, int]:
+    """Multiply-adds of the only layer and outside of it, while lanes of one age read a segment with full memory."""
+    from torch.utils.flop_counter import FlopCounterMode  # nothing else of PyTorch has imported it
+
+    config = model.config
+    segments = -(-config.temporal_range // config.segment_length)
+    memory = replace(model.empty_memory(batch), seen=torch.full((batch,), segments * config.segment_length))
+    tokens = torch.zeros(batch, config.segment_length, dtype=torch.int64, device="meta")
+    try:
+        with torch.set_grad_enabled(training), FlopCounterMode(display=False) as counter:
+            model(tokens, memory)
+    except (NotImplementedError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CompressiveError(
+            f"a model with compression = {config.compression!r} cannot be run without numbers (on PyTorch's meta "
+            f"device), so its cost cannot be counted: {reason}"
+        ) from None
+    counts = {name: sum(counted.values()) // 2 for name, counted in counter.get_flop_counts().items()}
+    layer = counts["CompressiveTransformer.blocks.0"]
+    return layer, counts["Global"] - layer
+
+
+def _numbers(cost: Cost) -> list[str]:
+    width = f"{cost.attention_width:,.1f}".removesuffix(".0")
+    return [width, *(f"{getattr(cost, field.name):,.0f}" for field in fields(Cost)[1:])]

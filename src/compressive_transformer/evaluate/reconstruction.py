@@ -1,0 +1,119 @@
+"""What compression loses, measured for any function beside mean pooling; reading itself pays nothing for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..attention import Projected
+from ..compression import attention_reconstruction, matched
+from ..data import Split
+from ..data.lanes import Lanes, Segment
+from ..memory import Memory, SlotLayout, new_groups
+from ..model import CompressiveTransformer
+
+Commits = dict[int, tuple[Projected, Tensor, Tensor]]
+"""By layer, the projections, evicted groups and compressed states of its commit."""
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Squared error / squared target of attention reconstruction (Algorithm 2), one number a layer.
+
+    0 is perfect, 1 as bad as zeros in place of what attention read. 0 too where a layer never evicts.
+    """
+
+    error: tuple[float, ...]
+    """That of the model's compression functions."""
+    mean_pooling: tuple[float, ...]
+    """That of mean pooling on the same evicted states."""
+
+    @classmethod
+    def of(cls, squares: Tensor) -> Self:
+        """The relative errors of summed `squares [n_layers, 3]`, see `squares_of_commits`."""
+        error, pooled, target = squares.unbind(1)
+        target = target.clamp(min=torch.finfo(target.dtype).tiny)
+        return cls(tuple((error / target).tolist()), tuple((pooled / target).tolist()))
+
+
+def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch: int = 8) -> Reconstruction:
+    """How well compressed memory stands in for what was evicted, over all commits while `split` is read.
+
+    Documents are read from their beginnings, `batch` of them side by side, on which the result does not depend. It
+    is the same measure whatever the model's `compression_loss`, also for functions without parameters.
+
+    Raises CompressiveError where the split was made with another tokenizer than the model's.
+    """
+    split.require_ids(model.config.vocab_size)
+    batch, training = min(batch, len(split.documents)), model.training
+    memory = model.empty_memory(batch)
+    totals = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
+    model.eval()
+    try:
+        for segment in Lanes(split, batch=batch, length=model.config.segment_length):
+            memory, sums = _read(model, segment, memory.reset(segment.starts))
+            totals += sums
+    finally:
+        model.train(training)
+    return Reconstruction.of(totals)
+
+
+@torch.no_grad()
+def _read(model: CompressiveTransformer, segment: Segment, memory: Memory) -> tuple[Memory, Tensor]:
+    """The next memory, and the squares of the commits on the way to it."""
+    with watched_commits(model) as commits:
+        after = model(segment.tokens.to(model.embedding.weight.device), memory, segment.lengths).memory
+    return after, squares_of_commits(model, commits, before=memory.seen, after=after.seen)
+
+
+def squares_of_commits(model: CompressiveTransformer, commits: Commits, *, before: Tensor, after: Tensor) -> Tensor:
+    """Summed squares `[n_layers, 3]` of what one reading committed: the error, mean pooling's, and the target.
+
+    `before` and `after [batch]` are the tokens seen before and after it. A layer that committed nothing has 0.
+    """
+    sums = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
+    for layer, (projected, evicted, new) in commits.items():
+        attention: Any = model.blocks[layer].attention
+        counts = new_groups(SlotLayout.of(model.config, layer), before=before, after=after)
+        queries = attention.content_queries(projected.queries)  # of whole segments
+        target_slots = attention.frozen_keys_values(evicted.flatten(1, 2))
+        new = matched(new, evicted) if model.blocks[layer].matches else new
+        pooled = evicted.mean(2)
+        pooled = matched(pooled, evicted) if model.config.compressed_scale == "matched" else pooled
+        for at, compressed in enumerate((new, pooled)):
+            slots = attention.frozen_keys_values(compressed)
+            squares, target = attention_reconstruction(queries, target_slots, slots, counts=counts)
+            sums[layer, at], sums[layer, 2] = squares.double().sum(), target.double().sum()
+    return sums
+
+
+@contextlib.contextmanager
+def watched_commits(model: CompressiveTransformer) -> Iterator[Commits]:
+    """Filled while the model reads a segment of each lane at a time, and stays so until the next one is read."""
+    projected: dict[int, Projected] = {}
+    commits: Commits = {}
+    handles = []
+
+    def watch(layer: int, attention: Any, compression: Any) -> None:
+        def reading(_: Any, arguments: tuple[Any, ...]) -> None:
+            projected[layer] = arguments[0]
+
+        def compressing(_: Any, arguments: tuple[Any, ...], new: Tensor) -> None:
+            commits[layer] = (projected[layer], arguments[0][:, :, : compression.compression_rate], new)
+
+        handles.append(attention.register_forward_pre_hook(reading))
+        handles.append(compression.register_forward_hook(compressing))
+
+    for layer, block in enumerate(model.blocks):
+        if block.compression is not None:
+            watch(layer, block.attention, block.compression)
+    try:
+        yield commits
+    finally:
+        for handle in handles:
+            handle.remove()

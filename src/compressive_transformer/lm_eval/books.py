@@ -1,0 +1,36 @@
+"""The functions of the task `pg19`, which the harness loads from beside its YAML file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+
+from compressive_transformer.data.sources import open_source
+from compressive_transformer.errors import CompressiveError
+
+
+def documents(folder: str | None = None, **_: Any) -> dict[str, Any]:
+    """The books of a folder as `compressive prepare` reads them, by split."""
+    if folder is None:
+        raise CompressiveError(
+            'the task pg19 needs the folder of the books: --metadata \'{"folder": "books/"}\', or '
+            'metadata={"folder": ...} in Python'
+        )
+    books: dict[str, list[dict[str, str]]] = {}
+    for split, book in open_source(folder, holdout=0, field="text").read():
+        books.setdefault(split, []).append({"title": book.title, "text": str(book.text)})
+    if "test" not in books:
+        raise CompressiveError(f"{folder} has {', '.join(books)} but no test: put the books to score into test/")
+    return {split: datasets.Dataset.from_list(own) for split, own in books.items()}
+
+
+def process_results(document: dict[str, str], results: list[float]) -> dict[str, tuple[float, int]]:
+    """ln p of a book with the words and bytes that it is divided by, words being what whitespace separates."""
+    (likelihood,) = results
+    words, size = len(document["text"].split()), len(document["text"].encode("utf-8"))
+    return {
+        "word_perplexity": (likelihood, words),
+        "byte_perplexity": (likelihood, size),
+        "bits_per_byte": (likelihood, size),
+    }

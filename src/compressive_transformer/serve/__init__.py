@@ -1,6 +1,0 @@
-"""A server for one model: sessions with unbounded history at constant memory (extra `serve`)."""
-
-from .engine import Engine, Limits
-from .refusal import Refusal
-
-__all__ = ["Engine", "Limits", "Refusal"]

@@ -1,0 +1,130 @@
+"""What moves the parameters: two groups that never touch one another, and the paper's schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..config import TrainConfig
+from ..model import CompressiveTransformer
+from .shards import placed, whole
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did: the network's learning rate, and gradient norms before clipping."""
+
+    learning_rate: float
+    gradient_norm: Tensor
+    compression_gradient_norm: Tensor
+
+    @property
+    def finite(self) -> bool:
+        """Whether there was an update at all: gradients that are not finite move nothing. Waits for the device."""
+        return bool(torch.isfinite(self.gradient_norm + self.compression_gradient_norm))
+
+    def table(self) -> dict[str, float]:
+        """The same as plain values."""
+        return {name: float(value) for name, value in vars(self).items()}
+
+
+class Optimiser:
+    """AdamW for the network and for f_c, with a clip, a weight decay and a learning rate for each.
+
+    One clip over both would let the compression loss change the network's update. With `optimiser = "muon"` the
+    matrices of attention and of feed-forward networks are Muon's, whose steps have the size of AdamW's, so that the
+    learning rate and the decay are the same.
+    """
+
+    def __init__(self, model: CompressiveTransformer, config: TrainConfig) -> None:
+        self.config = config
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        # f_c itself, and the decoder that auto-encoding trains beside it.
+        own_modules = (".compression.", ".compression_decoder.")
+        self.compression = [p for name, p in model.named_parameters() if any(own in name for own in own_modules)]
+        own = set(self.compression)
+        self.network = [p for p in model.parameters() if p not in own]
+        # Matrices decay; gains, biases and the biases u and v of attention (one row a head) do not.
+        decays = {p: p.ndim > 1 and not name.endswith("_bias") for name, p in model.named_parameters()}
+        hidden = [p for p in self.network if config.optimiser == "muon" and decays[p] and is_hidden(self.names[p])]
+        others = [p for p in self.network if p not in set(hidden)]
+        groups = [
+            {"params": [p for p in others if decays[p]], "weight_decay": config.weight_decay},
+            {"params": [p for p in others if not decays[p]], "weight_decay": 0.0},
+            {"params": self.compression, "weight_decay": config.compression_weight_decay},
+        ]
+        groups = [group for group in groups if group["params"]]
+        self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=True)
+        self.optimisers: dict[str, torch.optim.Optimizer] = {"adam": self.adam}
+        if hidden:
+            self.optimisers["muon"] = torch.optim.Muon(
+                hidden, lr=0.0, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+
+    def step(self, step: int) -> Update:
+        """Update all parameters with the rates of `step`, if all gradients are finite; then forget the gradients."""
+        norm = whole(nn.utils.clip_grad_norm_(self.network, self.config.clip))
+        compression_norm = whole(nn.utils.clip_grad_norm_(self.compression, self.config.compression_clip))
+        rate = scheduled(self.config, step, self.config.learning_rate)
+        compression_rate = scheduled(self.config, step, self.config.compression_learning_rate)
+        own, update = set(self.compression), Update(rate, norm, compression_norm)
+        finite = update.finite
+        for optimiser in self.optimisers.values():
+            for group in optimiser.param_groups:
+                group["lr"] = compression_rate if group["params"][0] in own else rate
+            if finite:
+                optimiser.step()
+            optimiser.zero_grad()
+        return update
+
+    def state(self) -> dict[str, Tensor]:
+        """Named tensors of the optimisers, the same in each process; `restore` goes on from them and `gradients`."""
+        return {
+            f"{kind}.{key}.{self.names[parameter]}": whole(value)
+            for kind, optimiser in self.optimisers.items()
+            for parameter, values in optimiser.state.items()
+            for key, value in values.items()
+        }
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What has been accumulated since the last update, by name; each process has gradients of its own."""
+        return {
+            f"gradient.{name}": whole(parameter.grad)
+            for parameter, name in self.names.items()
+            if parameter.grad is not None
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from what `state` and `gradients` gave."""
+        parameters = {name: parameter for parameter, name in self.names.items()}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "gradient":
+                parameters[rest].grad = placed(value, parameters[rest])
+            elif kind in self.optimisers:
+                key, _, target = rest.partition(".")
+                parameter = parameters[target]
+                self.optimisers[kind].state[parameter][key] = placed(value, parameter)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a parameter of the network, by its name, belongs to attention or to a feed-forward network."""
+    return ".attention." in name or ".feed_forward." in name
+
+
+def scheduled(config: TrainConfig, step: int, highest: float) -> float:
+    """The learning rate at `step`, counted from 1: linear warm-up from the edge, then a cosine back to it."""
+    edge = min(config.learning_rate_edge, highest)
+    if step <= config.warmup:
+        return edge + (highest - edge) * step / config.warmup
+    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return edge + (highest - edge) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def update_period(config: TrainConfig, step: int) -> int:
+    """Steps whose gradients make one update, at `step` (Sec. 5.5.1)."""
+    late = config.late_update_step and step >= config.late_update_step
+    return config.late_update_period if late else config.update_period

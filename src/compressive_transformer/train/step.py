@@ -1,0 +1,91 @@
+"""What one backward pass goes through: the next segments of each lane, read one after another with their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..config import TrainConfig
+from ..data.lanes import Segment
+from ..memory import Memory
+from ..model import CompressiveTransformer
+from .distributed import Processes
+from .shards import shard
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """The losses of a window, and the memory that follows it, outside of any graph."""
+
+    nats: Tensor
+    """Scalar, summed over all targets, in double precision; the task loss."""
+    compression_loss: Tensor
+    """Scalar, the mean over segments of `Output.compression_loss`."""
+    reconstruction_error: Tensor
+    """`[n_layers]`, that of `Output` summed over segments."""
+    commits: Tensor
+    """`[n_layers]`, segments in which it was measured."""
+    memory: Memory
+
+
+class Window(nn.Module):
+    """Reads one segment after another; gradients reach back to where the window begins.
+
+    In a window of one segment the task loss never reaches a compression function, since what a commit compresses
+    is read from the next segment on. With `compression_loss = "bptt"` compressed states stay in the graph, so in
+    longer windows it does. Hidden states enter memory detached all the same: the network's gradient is that of
+    single segments.
+
+    One module, so that data-parallel training sees one forward and one backward pass for all of it.
+    """
+
+    def __init__(self, model: CompressiveTransformer, precision: Literal["fp32", "bf16"]) -> None:
+        super().__init__()
+        self.model = model
+        self.precision = precision
+
+    def forward(self, segments: Sequence[Segment], memory: Memory) -> Read:
+        """Read `segments` from `memory` on, emptying it for each lane that begins a document."""
+        device, nats, outputs = self.model.embedding.weight.device, [], []
+        for segment in segments:
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                memory = memory.reset(segment.starts)
+                output = self.model(segment.tokens.to(device), memory, segment.lengths, segment.targets.to(device))
+            nats.append(output.nats.sum())
+            outputs.append(output)
+            memory = output.memory
+        errors = torch.stack([output.reconstruction_error for output in outputs])
+        return Read(
+            nats=torch.stack(nats).sum(),
+            compression_loss=torch.stack([output.compression_loss for output in outputs]).mean(),
+            reconstruction_error=errors.sum(0),
+            commits=(errors > 0).sum(0),
+            memory=memory.detach(),
+        )
+
+
+def parallel_window(model: CompressiveTransformer, config: TrainConfig, processes: Processes) -> nn.Module:
+    """A window whose gradients are averaged over all processes; with `sharded` each holds a share of the parameters."""
+    window = Window(model, config.precision)
+    if processes.world == 1:
+        return window
+    if config.sharded:
+        shard(model, processes)
+        return window
+    # A step whose lanes all read short documents compresses nothing, so f_c may get no gradient.
+    return nn.parallel.DistributedDataParallel(window, find_unused_parameters=True)
+
+
+def lane_parts(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
+    """The segments cut into `count` equal parts of their lanes; `total_targets` stays that of all."""
+
+    def part(segment: Segment, at: int) -> Segment:
+        tensors = {name: value for name, value in segment._asdict().items() if isinstance(value, Tensor)}
+        own: dict[str, Any] = {name: value.chunk(count)[at] for name, value in tensors.items()}
+        return segment._replace(**own)
+
+    return [[part(segment, at) for segment in segments] for at in range(count)]
