@@ -29,9 +29,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from compressive_transformer import ModelConfig, SlotLayout
+from compressive_transformer import ModelConfig
 from compressive_transformer.attention import RelativeAttention, masked_attention, relative_attention
 from compressive_transformer.attention.positions import relative_positions
+from compressive_transformer.memory import SlotLayout
 from machine import DEVICE, cpu, wait
 
 HERE = Path(__file__).parent

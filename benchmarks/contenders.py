@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compressive_transformer import CompressiveTransformer, Distances
+from compressive_transformer import CompressiveTransformer
+from compressive_transformer.attention.positions import PositionCache
 from compressive_transformer.generate import CachedDecoder, Precision
 from compressive_transformer.memory import Memory
 from machine import DEVICE
@@ -119,14 +120,14 @@ class Ours(Contender):
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        self.distances = Distances()
+        self.distances = PositionCache()
 
     def build(self) -> nn.Module:
         return CompressiveTransformer(self.work.config)
 
     def train(self) -> None:
         super().train()
-        self.distances = Distances()  # weights have changed
+        self.distances = PositionCache()  # weights have changed
 
     def full_memory(self, batch: int) -> Memory:
         return full_memory(self.model, batch)

@@ -136,7 +136,7 @@ def level(port: int, clients: int, text: str, seconds: float) -> dict[str, Any]:
         "seconds": round(took, 2),
         "tokens_read_per_second": round((after["read"] - before["read"]) / took, 1),
         "tokens_written_per_second": round((after["written"] - before["written"]) / took, 1),
-        "milliseconds": latencies.table(),
+        "milliseconds": latencies.to_dict(),
     }
 
 

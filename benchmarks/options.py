@@ -15,6 +15,7 @@ from statistics import median
 import torch
 
 import compressive_transformer as ct
+from compressive_transformer.attention.positions import PositionCache
 from compressive_transformer.model.block import Block
 from works import WORKS, full_memory, segments
 
@@ -40,7 +41,7 @@ def build(position: str, *, layers: int) -> ct.CompressiveTransformer:
 
 def step(model: ct.CompressiveTransformer, memory: ct.Memory, seed: int) -> ct.Memory:
     """Forward and backward on a segment of random bytes."""
-    tokens = torch.randint(0, 256, (memory.batch, 129), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(0, 256, (memory.batch_size, 129), generator=torch.Generator().manual_seed(seed))
     output = model(tokens[:, :-1], memory)
     (ct.next_token_loss(output.logits, tokens[:, 1:]) + output.compression_loss).backward()
     model.zero_grad()
@@ -79,7 +80,7 @@ def ratio(position: str) -> float:
 @torch.no_grad()
 def kept(work: str, batch: int, tokens: int) -> float:
     """CPU time of reading tokens with distances that are kept, over that of projecting them each time."""
-    model, distances = ct.CompressiveTransformer(WORKS[work].config).eval(), ct.Distances()
+    model, distances = ct.CompressiveTransformer(WORKS[work].config).eval(), PositionCache()
     memory, text = full_memory(model, batch), next(segments(batch, WORKS[work].segment_length))[0][:, :tokens]
     ratios = []
     for _ in range(STEPS + 2):

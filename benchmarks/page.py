@@ -16,7 +16,7 @@ from typing import Any
 import tables
 from compressive_transformer import CompressiveError
 from compressive_transformer.checkpoint import check_format, read_json
-from compressive_transformer.files import whole_file
+from compressive_transformer.files import atomic_file
 from profiling import BEFORE
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def write_pages(results: Mapping[str, Any], *, to_stdout: bool = False) -> None:
         if to_stdout:
             print("\n\n".join(match.group() for match in PLACE.finditer(page)))
             continue
-        with whole_file(path) as temporary:
+        with atomic_file(path) as temporary:
             temporary.write_text(page, encoding="utf-8")
 
 

@@ -19,9 +19,9 @@ from compressive_transformer import (
     CompressiveTransformer,
     Split,
     Tokenizer,
-    beginnings,
     load,
     open_corpus,
+    truncate_split,
 )
 from compressive_transformer.generate import PRECISIONS, Precision
 
@@ -41,7 +41,7 @@ def decoded_nats(model: CompressiveTransformer, split: Split, precision: Precisi
 
 def table_of(model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, tokens: int) -> str:
     """Bits per byte with each precision, and how many more than with the model's own weights."""
-    part = beginnings(split, tokenizer, tokens) if tokens else split
+    part = truncate_split(split, tokenizer, tokens) if tokens else split
     size = sum(document.bytes for document in part.documents)
     bits = {precision: decoded_nats(model, part, precision) / math.log(2) / size for precision in PRECISIONS}
     lines = [f"{'weights':<10}{'bits per byte':>15}{'more':>10}"]

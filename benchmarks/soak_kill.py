@@ -37,11 +37,11 @@ dropout = 0.1
 
 [train]
 steps = 400
-batch = 8
-warmup = 20
+batch_size = 8
+warmup_steps = 20
 learning_rate = 1e-3
 late_update_step = 100
-late_update_period = 3
+late_steps_per_update = 3
 log_every = 7
 validate_every = 50
 validation_tokens = 4_000

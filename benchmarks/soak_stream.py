@@ -115,7 +115,7 @@ def evaluated(content: bytes, model: ct.CompressiveTransformer) -> list[dict[str
                 parts.append({"seconds": time.perf_counter() - began, "resident": resident()})
                 began = time.perf_counter()
 
-        ct.evaluate(model, corpus.train, batch=1, progress=progress)
+        ct.evaluate(model, corpus.train, batch_size=1, progress=progress)
     return parts
 
 

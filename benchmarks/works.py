@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from compressive_transformer import CompressiveTransformer, Distances, ModelConfig, next_token_loss
+from compressive_transformer import CompressiveTransformer, ModelConfig, next_token_loss
+from compressive_transformer.attention.positions import PositionCache
 from compressive_transformer.memory import Memory, SlotLayout
 
 IDS = 257
@@ -97,7 +98,7 @@ def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
     with torch.device("meta"):
         model = CompressiveTransformer(config)
         tokens = torch.zeros(batch, config.segment_length, dtype=torch.int64)
-    memory, distances = full_memory(model, batch), None if training else Distances()
+    memory, distances = full_memory(model, batch), None if training else PositionCache()
     with torch.set_grad_enabled(training):
         if distances is not None:
             model(tokens, memory, distances=distances)

@@ -17,7 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon
 
-from compressive_transformer import ModelConfig, SlotLayout
+from compressive_transformer import ModelConfig
+from compressive_transformer.memory import SlotLayout
 
 CONFIG = ModelConfig(vocab_size=1, segment_length=3, memory_length=6, compressed_length=6, compression_rate=3)
 SEEN = 30  # tokens before the segment that is drawn; enough to fill every slot and to have forgotten some

@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
-from compressive_transformer import ModelConfig, SlotLayout
+from compressive_transformer import ModelConfig
 from compressive_transformer.attention.positions import RelativePositions, chunk_positions
+from compressive_transformer.memory import SlotLayout
 from draw_memory import COMPRESSED, FAINT, INK, RECENT, SEGMENT, label, save
 
 CONFIG = ModelConfig(

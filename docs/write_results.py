@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compressive_transformer import CompressiveError, Results
+from compressive_transformer import CompressiveError
+from compressive_transformer.apps.experiment import Results
 from compressive_transformer.checkpoint import check_format, read_json
 
 ROOT = Path(__file__).parents[1]

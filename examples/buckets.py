@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import compressive_transformer as ct
+from compressive_transformer.evaluate import truncate_split
 from compressive_transformer.evaluate.compare import student_interval
 
 
@@ -29,9 +30,11 @@ def scored(run: Path, corpus: ct.Corpus) -> ct.Evaluation:
     lengths = ("memory_length", "compressed_length")
     model = ct.with_lengths(model, **{name: evaluate[name] for name in lengths if evaluate[name] is not None})
     split = corpus.split(evaluate["split"])
-    chosen = ct.beginnings(split, tokenizer, evaluate["tokens"]) if evaluate["tokens"] else split
+    chosen = truncate_split(split, tokenizer, evaluate["tokens"]) if evaluate["tokens"] else split
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return ct.evaluate(model, chosen, batch=evaluate["batch"], by=[ct.ByFrequency(corpus), ct.ByPosition(corpus)])
+    return ct.evaluate(
+        model, chosen, batch_size=evaluate["batch_size"], by=[ct.ByFrequency(corpus), ct.ByPosition(corpus)]
+    )
 
 
 def rows(name: str, baseline: list[ct.Evaluation], setting: list[ct.Evaluation]) -> list[dict[str, Any]]:

@@ -47,10 +47,10 @@ def train_on(lines: Sequence[str], out: Path, *, steps: int, seed: int) -> Path:
     )
     settings = ct.TrainConfig(
         steps=steps,
-        batch=16,
-        longest_document=4096,
+        batch_size=16,
+        max_document_length=4096,
         learning_rate=1e-3,
-        warmup=steps // 10,
+        warmup_steps=steps // 10,
         log_every=100,
         validate_every=max(1, steps // 4),
         checkpoint_every=steps,

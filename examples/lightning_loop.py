@@ -24,7 +24,7 @@ class Training(lightning.LightningModule):
     def __init__(self, corpus: ct.Corpus, config: ct.ModelConfig) -> None:
         super().__init__()
         self.model = ct.CompressiveTransformer(config)
-        self.lanes = ct.lanes(corpus.train, batch=BATCH, length=config.segment_length, seed=0, endless=True)
+        self.lanes = ct.lanes(corpus.train, batch_size=BATCH, length=config.segment_length, seed=0, endless=True)
         self.memory = self.model.empty_memory(BATCH)
 
     def train_dataloader(self) -> Any:

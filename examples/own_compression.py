@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import compressive_transformer as ct
+from compressive_transformer.evaluate import truncate_split
 
 
 class MedianPool(ct.Compression):
@@ -42,10 +43,10 @@ def main(out: Path) -> None:
         compression_rate=4,
         compression="median",
     )
-    training = ct.TrainConfig(steps=20, batch=4, learning_rate=3e-3, warmup=2, validate_every=0)
+    training = ct.TrainConfig(steps=20, batch_size=4, learning_rate=3e-3, warmup_steps=2, validate_every=0)
     ct.train(ct.CompressiveTransformer(config), corpus, training, out / "run")
     model, tokenizer = ct.load(out / "run")
-    print(ct.evaluate(model, ct.beginnings(corpus.test, tokenizer, 1_000)))
+    print(ct.evaluate(model, truncate_split(corpus.test, tokenizer, 1_000)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import compressive_transformer as ct
+from compressive_transformer.evaluate import truncate_split
 
 STEPS, BATCH, CLIP = 30, 4, 1.0
 
@@ -32,13 +33,13 @@ def main(out: Path) -> None:
     )
     model = ct.CompressiveTransformer(config)
     # The task loss reaches the network only and the compression loss the compression functions only. Each half has an
-    # optimiser group and a clip of its own, or one loss would change the steps of the other after all.
+    # optimizer group and a clip of its own, or one loss would change the steps of the other after all.
     compression = [p for name, p in model.named_parameters() if ".compression." in name]
     network = [p for name, p in model.named_parameters() if ".compression." not in name]
-    optimiser = torch.optim.AdamW([{"params": network, "lr": 3e-3}, {"params": compression, "lr": 3e-4}])
+    optimizer = torch.optim.AdamW([{"params": network, "lr": 3e-3}, {"params": compression, "lr": 3e-4}])
 
     memory = model.empty_memory(BATCH)
-    segments = ct.lanes(corpus.train, batch=BATCH, length=config.segment_length)
+    segments = ct.lanes(corpus.train, batch_size=BATCH, length=config.segment_length)
     for step, segment in enumerate(islice(segments, STEPS), start=1):
         memory = memory.reset(segment.starts)  # empty in those lanes that begin a document
         output = model(segment.tokens, memory, segment.lengths)
@@ -46,14 +47,14 @@ def main(out: Path) -> None:
         (loss + output.compression_loss).backward()
         for parameters in (network, compression):
             torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         memory = output.memory  # outside of any graph, so that backward never reaches the segment before
         if step % 10 == 0:
             print(f"step {step}  loss {loss.item():.3f} nats")
 
     ct.save(out / "run", model.eval(), corpus.tokenizer)
-    print(ct.evaluate(model, ct.beginnings(corpus.test, corpus.tokenizer, 1_000)))
+    print(ct.evaluate(model, truncate_split(corpus.test, corpus.tokenizer, 1_000)))
 
 
 if __name__ == "__main__":

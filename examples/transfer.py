@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import compressive_transformer as ct
+from compressive_transformer.evaluate import truncate_split
 
 OWN, OTHER, MEAN, INITIAL = "own f_c", "f_c of the other corpus", "mean pooling", "f_c before training"
 
@@ -38,10 +39,10 @@ def transfer(donors: Path, networks: Path, corpus: ct.Corpus) -> dict[str, Any]:
         model, tokenizer = ct.load(networks / seed)
         model = ct.with_lengths(model, **_lengths(run["evaluate"]))
         tokens, split = run["evaluate"]["tokens"], corpus.split(run["evaluate"]["split"])
-        chosen = ct.beginnings(split, tokenizer, tokens) if tokens else split
+        chosen = truncate_split(split, tokenizer, tokens) if tokens else split
         for name, variant in _variants(model, ct.load(donors / seed)[0], run["seed"]):
             variant.to("cuda" if torch.cuda.is_available() else "cpu")
-            scores[name].append(ct.evaluate(variant, chosen, batch=run["evaluate"]["batch"]).table())
+            scores[name].append(ct.evaluate(variant, chosen, batch_size=run["evaluate"]["batch_size"]).to_dict())
     return {
         "format": 1,
         "transfer": [_row(name, scores[OWN], of_each) for name, of_each in scores.items()],
@@ -76,7 +77,7 @@ def _variants(
 
 
 def _row(name: str, own: list[dict[str, Any]], scores: list[dict[str, Any]]) -> dict[str, Any]:
-    compared = {} if name == OWN else ct.compare_runs(own, scores).table()
+    compared = {} if name == OWN else ct.compare_runs(own, scores).to_dict()
     kept = ("difference", "difference_over_runs", "difference_over_documents")
     return {
         "compression": name,

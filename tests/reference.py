@@ -204,7 +204,7 @@ class Lane:
             else:
                 taps = w[f"{name}.weight"].view(c.d_model, len(group), -1)
                 new.append(sum(taps[:, at] @ state for at, state in enumerate(group)))
-        if c.compressed_scale == "matched":
+        if c.compressed_scale == "rms":
             new = [self.matched(state, old[g * rate : (g + 1) * rate]) for g, state in enumerate(new)]
         return new
 

@@ -35,19 +35,19 @@ MODEL = {
 # From step 4 on an update takes three steps: they end at 1, 2, 3, 6, 9 and, as the last one, 10.
 TRAINING = {
     "steps": 10,
-    "batch": 4,
+    "batch_size": 4,
     "learning_rate": 1e-2,
     "compression_learning_rate": 1e-3,
-    "warmup": 2,
+    "warmup_steps": 2,
     "late_update_step": 4,
-    "late_update_period": 3,
+    "late_steps_per_update": 3,
     "log_every": 1,
     "validate_every": 4,
     "validation_tokens": 100,
     "sample_every": 5,
     "sample_tokens": 5,
     "checkpoint_every": 3,
-    "checkpoints_kept": 1,
+    "keep_checkpoints": 1,
 }
 
 

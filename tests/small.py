@@ -36,7 +36,7 @@ variants = {
     "compression": st.sampled_from(["conv", "conv-overlap", "mean", "max", "dilated", "most-used", "attention"]),
     "compression_loss": st.sampled_from(["attention", "auto-encoding", "bptt"]),
     "position": st.sampled_from(["relative", "rotary"]),
-    "compressed_scale": st.sampled_from(["matched", "free"]),
+    "compressed_scale": st.sampled_from(["rms", "free"]),
     "compressed_position": st.sampled_from(["span", "unit"]),
     "norm": st.sampled_from(["pre", "post"]),
     "empty_slots": st.sampled_from(["masked", "zeros"]),
@@ -89,12 +89,12 @@ def small_model(config: ModelConfig | None = None, *, seed: int = 0, **fields: o
 LEARNED = ("conv", "conv-overlap", "dilated", "attention")
 
 
-def random_tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:
-    return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(seed))
+def random_tokens(batch_size: int, length: int, *, seed: int = 0) -> Tensor:
+    return torch.randint(0, 11, (batch_size, length), generator=torch.Generator().manual_seed(seed))
 
 
-def lanes_of(model: CompressiveTransformer, batch: int) -> list[reference.Lane]:
-    return [reference.Lane(model.config, dict(model.named_parameters())) for _ in range(batch)]
+def lanes_of(model: CompressiveTransformer, batch_size: int) -> list[reference.Lane]:
+    return [reference.Lane(model.config, dict(model.named_parameters())) for _ in range(batch_size)]
 
 
 def read_in_pieces(
@@ -127,9 +127,9 @@ def read_in_pieces(
     return logits, memory, loss
 
 
-def ragged_pieces(rng: object, batch: int, length: int, longest: int) -> list[list[int]]:
+def ragged_pieces(rng: object, batch_size: int, length: int, longest: int) -> list[list[int]]:
     """Pieces of random length for each lane, zeros included, that together are `length` tokens a lane."""
-    left, pieces = [length] * batch, []
+    left, pieces = [length] * batch_size, []
     while any(left):
         pieces.append([rng.randint(0, min(longest, count)) for count in left])
         left = [count - taken for count, taken in zip(left, pieces[-1], strict=True)]

@@ -43,9 +43,9 @@ def tensors_of(problem):
 
 def looped_attention(content, keys, values, mask, grids):
     """One pair of a query and a slot at a time."""
-    batch, queries, heads, _ = content.shape
+    batch_size, queries, heads, _ = content.shape
     mixed = torch.zeros_like(content)
-    for b, i, h in ((b, i, h) for b in range(batch) for i in range(queries) for h in range(heads)):
+    for b, i, h in ((b, i, h) for b in range(batch_size) for i in range(queries) for h in range(heads)):
         scores, slot = [], 0
         for grid_queries, rows, count in grids:
             step, place = grid_queries.shape[0], i // grid_queries.shape[0]

@@ -94,7 +94,7 @@ def test_a_run_of_whole_segments_compiles_blocks_at_most_twice(
     monkeypatch.setattr(blocks, "_compiled_read", lambda: compiled)
     torch._dynamo.reset()
     fields = {"position": position, "compression_rate": 4, "memory_length": 8}
-    settings = {**PLAIN, "longest_document": 24 if ages == "equal" else 0}
+    settings = {**PLAIN, "max_document_length": 24 if ages == "equal" else 0}
     tiny_run(corpus, tmp_path / "compiled", model=fields, compile=True, **settings)
     assert 1 <= counter.frame_count <= 2
     tiny_run(corpus, tmp_path / "eager", model=fields, **settings)

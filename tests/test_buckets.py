@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from compressive_transformer.data import Corpus, prepare
 from compressive_transformer.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import ByFrequency, ByPosition, beginnings, evaluate
+from compressive_transformer.evaluate import ByFrequency, ByPosition, evaluate, truncate_split
 from compressive_transformer.evaluate.buckets import Pieces
 from compressive_transformer.model import CompressiveTransformer
 from runs import MODEL
@@ -176,7 +176,7 @@ def test_there_are_as_many_positions_as_the_longest_document_needs(tmp_path: Pat
     made = prepare(tmp_path / "text.txt", tmp_path / "data", holdout=0)
     labels = ("0", "1", "2–3", "4–7")
     for tokens, count in {1: 1, 2: 2, 3: 3, 4: 3, 5: 4}.items():
-        assert ByPosition(made).of(beginnings(made.train, made.tokenizer, tokens)).labels == labels[:count]
+        assert ByPosition(made).of(truncate_split(made.train, made.tokenizer, tokens)).labels == labels[:count]
 
 
 # --- both ---
@@ -197,9 +197,9 @@ def test_buckets_sum_to_the_total(model: CompressiveTransformer, corpus: Corpus)
 
 def test_the_number_of_lanes_does_not_change_the_buckets(model: CompressiveTransformer, corpus: Corpus) -> None:
     by = [ByPosition(corpus), ByFrequency(corpus, BORDERS)]
-    expected = evaluate(model, corpus.validation, by=by, batch=1).buckets
-    for batch in (2, 5):
-        found = evaluate(model, corpus.validation, by=by, batch=batch).buckets
+    expected = evaluate(model, corpus.validation, by=by, batch_size=1).buckets
+    for batch_size in (2, 5):
+        found = evaluate(model, corpus.validation, by=by, batch_size=batch_size).buckets
         for name, scores in expected.items():
             for (label, one), (other_label, other) in zip(scores, found[name], strict=True):
                 assert label == other_label
@@ -214,7 +214,7 @@ def test_processes_share_the_documents_and_all_get_all_buckets(
     parts: list[torch.Tensor] = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums: parts.append(sums.clone()))
     for rank in range(2):
-        evaluate(model, corpus.validation, batch=2, rank=rank, world=2, by=by)
+        evaluate(model, corpus.validation, batch_size=2, rank=rank, world=2, by=by)
     expected = evaluate(model, corpus.validation, by=by).buckets
     for one, other, scores in zip(parts[1:3], parts[4:6], expected.values(), strict=True):
         table = [[score.nats, score.tokens, score.words, score.bytes] for _, score in scores]
@@ -228,18 +228,18 @@ def test_buckets_read_as_text_and_are_json(model: CompressiveTransformer, corpus
     lines = str(result).splitlines()
     assert lines[-4].split() == ["by", "frequency", "tokens", "words", "bits", "per", "byte", "word", "perplexity"]
     assert lines[-2].startswith("6–999,999 ")
-    table = json.loads(json.dumps(result.table(), allow_nan=False))
+    table = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert [row["bucket"] for row in table["by_frequency"]] == ["≥ 1,000,000", "6–999,999", "< 6"]
     empty = table["by_frequency"][0]
     assert (empty["tokens"], empty["bits_per_byte"], empty["nats_per_token"], empty["word_perplexity"]) == (
         0,
         *[None] * 3,
     )
-    assert "by_frequency" not in evaluate(model, corpus.validation).table()
+    assert "by_frequency" not in evaluate(model, corpus.validation).to_dict()
 
 
 def test_the_beginnings_of_documents_have_buckets_of_their_own(model: CompressiveTransformer, corpus: Corpus) -> None:
-    split = beginnings(corpus.validation, corpus.tokenizer, 40)
+    split = truncate_split(corpus.validation, corpus.tokenizer, 40)
     result = evaluate(model, split, by=[ByPosition(corpus), ByFrequency(corpus)])
     for scores in result.buckets.values():
         assert sum(score.bytes for _, score in scores) == result.total.bytes

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from compressive_transformer.checkpoint import load, load_tensors, read_json, save, save_tensors, write_json
 from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.files import whole_file
+from compressive_transformer.files import atomic_file
 from compressive_transformer.model import CompressiveTransformer
 from runs import tiny_model
 
@@ -249,7 +249,7 @@ def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path: Path,
     expected = CompressiveError if isinstance(failure, OSError) else type(failure)
 
     def write_half() -> None:
-        with whole_file(path) as temporary:
+        with atomic_file(path) as temporary:
             temporary.write_text("half of what")
             raise failure
 
@@ -262,7 +262,7 @@ def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path: Path,
 def test_a_file_is_seen_only_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("earlier")
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text("later")
         assert path.read_text() == "earlier"
     assert path.read_text() == "later"

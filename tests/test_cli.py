@@ -138,7 +138,7 @@ def test_an_evaluation_reads_as_text_and_follows_its_options(command: Run, finis
     assert "memory            segment 8, recent 20, compressed 2 at rate 3\n" in done.out
     done = command("evaluate", finished, corpus.path, "--memory-length", "1,20", "--tokens", 50)
     assert "memory            segment 8, recent [1, 20], compressed 4 at rate 3\n" in done.out
-    done = command("evaluate", finished, corpus.path, "--tokens", 50, "--batch", 1, "--json")
+    done = command("evaluate", finished, corpus.path, "--tokens", 50, "--batch-size", 1, "--json")
     assert json.loads(done.out)["tokens"] == 50
 
 
@@ -146,7 +146,7 @@ def test_an_evaluation_measures_what_it_is_asked_for(command: Run, finished: Pat
     asked = ["--by-position", "--by-frequency", "--borders", 30, 3, "--dynamic", 0.05]
     done = command("evaluate", finished, corpus.path, *asked, "--json")
     by = [ByPosition(corpus), ByFrequency(corpus, (30, 3))]
-    expected = dynamic_evaluate(load(finished)[0], corpus.validation, learning_rate=0.05, by=by).table()
+    expected = dynamic_evaluate(load(finished)[0], corpus.validation, learning_rate=0.05, by=by).to_dict()
     assert json.loads(done.out) == json.loads(json.dumps(expected))
     done = command("evaluate", finished, corpus.path, "--by-frequency")
     assert "by frequency" in done.out
@@ -181,7 +181,7 @@ def test_two_results_are_compared_and_pairs_are_seeds(
     assert (done.code, done.out, done.err) == (0, f"{compare(tables[0], tables[1])}\n", "")
     done = command("compare", files[0], files[1], "--pair", files[1], files[2], "--json", "--resamples", 99)
     expected = compare_runs(tables[:2], tables[1:], resamples=99)
-    assert json.loads(done.out) == json.loads(json.dumps(expected.table()))
+    assert json.loads(done.out) == json.loads(json.dumps(expected.to_dict()))
     assert_failed(command("compare", files[0], tmp_path / "none.json"), "none.json: no such file")
     (tmp_path / "other.json").write_text("{}")
     assert_failed(command("compare", files[0], tmp_path / "other.json"), "second[0] is not the result of an evaluation")
@@ -212,7 +212,7 @@ def test_a_text_is_inspected_as_numbers_and_as_a_page(
     content = "“Call me”\nIshmael, Ishmael, Ishmael. " * 3
     found = inspect_text(*load(finished), content, tokens=[5, 60], spread=2)
     names = {"name": str(finished), "against_name": str(finished), "text_name": "book.txt"}
-    expected = InspectionReport(found, found, ByFrequency(corpus, (30, 3)), **names).table()
+    expected = InspectionReport(found, found, ByFrequency(corpus, (30, 3)), **names).to_dict()
     assert json.loads(done.out) == json.loads(json.dumps(expected))
     assert "“Call me”" in page.read_text(encoding="utf-8")
 
@@ -360,7 +360,7 @@ def test_help_names_every_command(command: Run) -> None:
         ["train"],
         ["train", "config.toml", "data"],
         ["train", "config.toml", "data", "run", "--steps", "3"],
-        ["evaluate", "run", "data", "--batch", "many"],
+        ["evaluate", "run", "data", "--batch-size", "many"],
         ["evaluate", "run", "data", "--memory-length", "64,many"],
         ["evaluate", "run", "data", "--memory-length", ""],
         ["generate", "run", "more"],
@@ -440,8 +440,8 @@ def nothing(config: Path) -> None:
         ),
         (nothing, ["--set", "train.steps=many"], "train: steps ('many') must be of type int"),
         (nothing, ["--set", "train.seed=99999999999999999999"], "must be less than 2**63"),
-        (nothing, ["--set", "train.accumulation=3"], "accumulation (3) must divide batch (4)"),
-        (nothing, ["--set", "train.longest_document=9"], "longest_document (9) must be a multiple of"),
+        (nothing, ["--set", "train.micro_batches=3"], "micro_batches (3) must divide batch_size (4)"),
+        (nothing, ["--set", "train.max_document_length=9"], "max_document_length (9) must be a multiple of"),
         (nothing, ["--set", "model.vocab_size=300"], "vocab_size (300) must be 257"),
         (nothing, ["--resume"], "nothing to resume, no checkpoint was written there"),
         (nothing, ["--stop-at", 0], "stop_at (0) must be 1 or more"),
@@ -481,9 +481,9 @@ def test_a_run_resumed_with_another_setting_names_the_field(
     command: Run, config: Path, finished: Path, corpus: Corpus
 ) -> None:
     before = tree(finished)
-    options = ["--set", "model.dropout=0.1", "--set", "train.clip=0.2"]
+    options = ["--set", "model.dropout=0.1", "--set", "train.max_grad_norm=0.2"]
     done = command("train", config, corpus.path, finished, "--resume", *options)
-    assert_failed(done, "cannot resume, train.clip was 0.1 and is 0.2 now; set it back, or begin a new run")
+    assert_failed(done, "cannot resume, train.max_grad_norm was 0.1 and is 0.2 now; set it back, or begin a new run")
     assert tree(finished) == before
 
 
@@ -521,7 +521,7 @@ def test_a_damaged_run_can_neither_be_evaluated_nor_write(
     ("options", "message"),
     [
         (["--split", "valid"], "has no valid split: it has train, validation, test"),
-        (["--batch", 0], "batch (0) must be at least"),
+        (["--batch-size", 0], "batch_size (0) must be at least"),
         (["--tokens", -1], "tokens (-1) must be 1 or more"),
         (["--memory-length", -1], "memory_length (-1) must be 0 or more"),
         (["--memory-length", "-1,3"], "memory_length ((-1, 3)) must be 0 or more in each layer"),

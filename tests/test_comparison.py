@@ -167,14 +167,14 @@ def test_a_comparison_reads_as_text_and_is_json() -> None:
     assert f"{found.better:.1%} of resamples" in text
     assert "95 % over seeds: " in text
     assert "over seeds" not in str(compare(result(FIRST), result(SECOND)))
-    table = json.loads(json.dumps(found.table(), allow_nan=False))
+    table = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert table.keys() == Comparison.__dataclass_fields__.keys()
     assert table["difference"] == found.difference
 
 
 def test_what_evaluate_gives_can_be_compared(corpus: Corpus) -> None:
     results = [evaluate(tiny_model(seed=seed), corpus.test) for seed in range(2)]
-    found = compare(*(json.loads(json.dumps(result.table())) for result in results))
+    found = compare(*(json.loads(json.dumps(result.to_dict())) for result in results))
     assert found.difference == pytest.approx(results[1].total.bits_per_byte - results[0].total.bits_per_byte)
     assert found.ratio == pytest.approx(results[1].total.word_perplexity / results[0].total.word_perplexity)
 

@@ -17,7 +17,7 @@ from compressive_transformer.compression import (
     attention_reconstruction,
     auto_encoding,
     build_compression,
-    matched,
+    match_rms,
     mean_and_relative,
 )
 from compressive_transformer.errors import CompressiveError, CompressiveWarning
@@ -25,8 +25,8 @@ from compressive_transformer.model import CompressiveTransformer
 from small import LEARNED, assert_close, small_config, small_model
 
 
-def random_groups(rate, *, batch=2, groups=5, d_model=6):
-    return torch.randn(batch, groups, rate, d_model, generator=torch.Generator().manual_seed(0)).double()
+def random_groups(rate, *, batch_size=2, groups=5, d_model=6):
+    return torch.randn(batch_size, groups, rate, d_model, generator=torch.Generator().manual_seed(0)).double()
 
 
 def altered(name, rate, *, heads=1):
@@ -110,7 +110,7 @@ def test_dilated_convolutions_are_those_of_torch_over_states_that_seven_zeros_co
 
 
 def test_dilated_convolutions_look_back_seven_states_within_a_commit_and_no_further():
-    compression, evicted = altered("dilated", 2), random_groups(2, batch=1, groups=6).requires_grad_()
+    compression, evicted = altered("dilated", 2), random_groups(2, batch_size=1, groups=6).requires_grad_()
     (gradient,) = torch.autograd.grad(compression(evicted)[0, 5].sum(), evicted)
     # States 10 and 11 and seven before the first of them.
     assert gradient[0].flatten(0, 1).any(1).tolist() == [False] * 3 + [True] * 9
@@ -128,8 +128,8 @@ def test_groups_of_zeros_before_a_lanes_own_change_nothing(name):
 # --- most-used ---
 
 
-def random_usage(rate, *, batch=2, groups=5):
-    return torch.rand(batch, groups, rate, generator=torch.Generator().manual_seed(1)).double()
+def random_usage(rate, *, batch_size=2, groups=5):
+    return torch.rand(batch_size, groups, rate, generator=torch.Generator().manual_seed(1)).double()
 
 
 @pytest.mark.parametrize("rate", [1, 2, 3, 5])
@@ -169,7 +169,7 @@ def test_attention_pooling_is_torchs_attention_of_a_query_a_head_over_each_group
 def test_a_matched_state_keeps_its_direction_and_is_as_large_as_what_it_replaces():
     evicted = random_groups(3)
     compressed = 0.01 * altered("conv", 3)(evicted)
-    changed = matched(compressed, evicted)
+    changed = match_rms(compressed, evicted)
     for state, before, group in zip(
         changed.flatten(0, 1), compressed.flatten(0, 1), evicted.flatten(0, 1), strict=True
     ):
@@ -182,7 +182,7 @@ def test_matching_leaves_zeros_alone_and_gives_finite_gradients_in_half_precisio
         evicted = 300 * random_groups(3).to(dtype)  # squares of this size are infinite in float16
         evicted[:, :2] = 0
         compressed = evicted.mean(2).requires_grad_()
-        changed = matched(compressed, evicted)
+        changed = match_rms(compressed, evicted)
         changed.float().sum().backward()
         assert changed.dtype == dtype
         assert not changed[:, :2].any()
@@ -191,10 +191,10 @@ def test_matching_leaves_zeros_alone_and_gives_finite_gradients_in_half_precisio
 
 
 def test_models_match_unless_the_config_or_the_function_says_otherwise():
-    assert all(block.matches for block in small_model().blocks)
-    assert not any(block.matches for block in small_model(compressed_scale="free").blocks)
-    assert not any(block.matches for block in small_model(compression="most-used").blocks)
-    assert not any(block.matches for block in small_model(compressed_length=0).blocks)
+    assert all(block.matches_rms for block in small_model().blocks)
+    assert not any(block.matches_rms for block in small_model(compressed_scale="free").blocks)
+    assert not any(block.matches_rms for block in small_model(compression="most-used").blocks)
+    assert not any(block.matches_rms for block in small_model(compressed_length=0).blocks)
 
 
 def test_heads_that_cannot_be_are_refused():
@@ -230,7 +230,7 @@ def random_problem(rate=3, groups=4):
     """Queries, evicted groups, their mean, and a projection to two heads of keys and values."""
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(3, 2, 5, 3, generator=generator).double()
-    evicted = random_groups(rate, batch=3, groups=groups)
+    evicted = random_groups(rate, batch_size=3, groups=groups)
     weight = torch.randn(12, 6, generator=generator).double()
 
     def project(states):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.config.toml import as_table, from_mapping, read_settings
+from compressive_transformer.config.toml import from_mapping, read_settings, to_dict
 from compressive_transformer.errors import CompressiveError
 from small import configs, law
 
@@ -81,13 +81,13 @@ def test_an_impossible_model_is_refused_by_field_value_and_limit(fields, message
         ({"steps": 0}, r"^steps \(0\) must be 1 or more$"),
         ({"learning_rate": 0}, r"^learning_rate \(0.0\) must be more than 0$"),
         ({"learning_rate": math.nan}, r"^learning_rate \(nan\) must be more than 0$"),
-        ({"clip": -1.0}, r"^clip \(-1.0\) must be more than 0$"),
+        ({"max_grad_norm": -1.0}, r"^clip \(-1.0\) must be more than 0$"),
         ({"weight_decay": math.inf}, r"^weight_decay \(inf\) must be 0 or more$"),
         ({"seed": -1}, r"^seed \(-1\) must be 0 or more$"),
         ({"seed": 2**63}, r"^seed \(9223372036854775808\) must be less than 2\*\*63$"),
-        ({"longest_document": -1}, r"^longest_document \(-1\) must be 0 or more$"),
-        ({"steps": 10, "warmup": 11}, r"^warmup \(11\) must be at most steps \(10\)$"),
-        ({"batch": 6, "accumulation": 4}, r"^accumulation \(4\) must divide batch \(6\)$"),
+        ({"max_document_length": -1}, r"^max_document_length \(-1\) must be 0 or more$"),
+        ({"steps": 10, "warmup_steps": 11}, r"^warmup_steps \(11\) must be at most steps \(10\)$"),
+        ({"batch_size": 6, "micro_batches": 4}, r"^micro_batches \(4\) must divide batch_size \(6\)$"),
         ({"bptt_segments": 1}, r"^bptt_segments \(1\) must be 2 or more$"),
         ({"precision": "fp16"}, r"^precision \('fp16'\) must be 'fp32' or 'bf16'$"),
     ],
@@ -110,7 +110,7 @@ def test_defaults_are_valid_and_an_integer_may_stand_for_a_float():
     config = ModelConfig(vocab_size=256, dropout=0)
     assert (config.dropout, config.d_ff) == (0.0, 2048)
     assert type(config.dropout) is float
-    assert TrainConfig(clip=1).clip == 1.0
+    assert TrainConfig(max_grad_norm=1).max_grad_norm == 1.0
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.d_model = 8
 
@@ -180,12 +180,12 @@ def test_what_is_neither_one_number_nor_one_a_layer_is_refused(name, value, mess
 @settings(law, max_examples=20)
 @given(config=configs)
 def test_a_config_is_what_its_table_describes(config):
-    assert from_mapping(ModelConfig, as_table(config), "here") == config
-    assert json.loads(json.dumps(as_table(config))) == as_table(config)
+    assert from_mapping(ModelConfig, to_dict(config), "here") == config
+    assert json.loads(json.dumps(to_dict(config))) == to_dict(config)
 
 
 def test_a_table_gives_back_one_number_as_one_and_one_a_layer_as_a_list():
-    table = as_table(ModelConfig(vocab_size=2, n_layers=2, memory_length=(0, 5), compressed_length=[1, 2]))
+    table = to_dict(ModelConfig(vocab_size=2, n_layers=2, memory_length=(0, 5), compressed_length=[1, 2]))
     assert (table["memory_length"], table["compressed_length"], table["compression_rate"]) == ([0, 5], [1, 2], 4)
 
 
@@ -214,12 +214,12 @@ def toml(tmp_path):
 
 
 def test_overrides_lie_over_the_file(toml):
-    overrides = ["model.n_layers=3", "model.compression=conv", "train.clip=1e-1", "model.norm='a=b'"]
+    overrides = ["model.n_layers=3", "model.compression=conv", "train.max_grad_norm=1e-1", "model.norm='a=b'"]
     overrides.append("model.memory_length=[64, 0,128]")
-    assert read_settings(toml) == {"model": {"n_layers": 2, "compression": "mean"}, "train": {"clip": 0.5}}
+    assert read_settings(toml) == {"model": {"n_layers": 2, "compression": "mean"}, "train": {"max_grad_norm": 0.5}}
     assert read_settings(toml, overrides) == {
         "model": {"n_layers": 3, "compression": "conv", "norm": "'a=b'", "memory_length": [64, 0, 128]},
-        "train": {"clip": 0.1},
+        "train": {"max_grad_norm": 0.1},
     }
 
 

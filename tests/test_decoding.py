@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from compressive_transformer import Memory, Stream, beginnings, evaluate, load, open_corpus, save
+from compressive_transformer import Memory, Stream, evaluate, load, open_corpus, save
 from compressive_transformer.config import ModelConfig
 from compressive_transformer.data import prepare
 from compressive_transformer.data.tokenizers import ByteTokenizer
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.evaluate import truncate_split
 from compressive_transformer.generate import CachedDecoder, Precision
 from compressive_transformer.model import CompressiveTransformer
 from runs import tiny_model, write_books
@@ -51,7 +52,7 @@ def assert_decodes(model: CompressiveTransformer, memory: Memory, steps: int) ->
     """The decoder gives the logits and the memory of the model, step by step."""
     decoder = CachedDecoder(model, memory)
     assert_same_memory(model, decoder.memory, memory)
-    for step, tokens in enumerate(random_tokens(memory.batch, steps, seed=3).T.contiguous()):
+    for step, tokens in enumerate(random_tokens(memory.batch_size, steps, seed=3).T.contiguous()):
         output = model(tokens[:, None], memory)
         memory = output.memory
         assert_close(decoder.step(tokens), output.logits[:, 0])
@@ -223,7 +224,7 @@ def test_the_cost_of_rounding_is_measured_on_held_out_text_and_labelled(finished
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
     (model, tokenizer), corpus = load(finished[0]), open_corpus(finished[1])
-    part = beginnings(corpus.test, tokenizer, 80)
+    part = truncate_split(corpus.test, tokenizer, 80)
     rows = [line.split() for line in script.table_of(model, tokenizer, corpus.test, 80).splitlines()[1:]]
     assert [row[0] for row in rows] == ["full", "bf16", "int8"]
     assert float(rows[0][1]) == pytest.approx(evaluate(model, part).total.bits_per_byte, abs=1e-4)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from compressive_transformer.cli import main
 from compressive_transformer.compression import COMPRESSIONS, Compression
 from compressive_transformer.config import ModelConfig
-from compressive_transformer.config.toml import as_table
+from compressive_transformer.config.toml import to_dict
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate.cost import Cost, describe
 from compressive_transformer.memory import SlotLayout
@@ -133,9 +133,9 @@ def test_equal_layers_share_a_row_of_the_text_and_none_is_left_out() -> None:
 def test_a_table_is_json_with_the_sizes_and_costs_of_each_layer() -> None:
     config = small_config(memory_length=(0, 5))
     description = describe(config)
-    table = json.loads(json.dumps(description.table(), allow_nan=False))
-    assert table == description.table()
-    assert table["model"] == as_table(config)
+    table = json.loads(json.dumps(description.to_dict(), allow_nan=False))
+    assert table == description.to_dict()
+    assert table["model"] == to_dict(config)
     assert [layer["memory_length"] for layer in table["layers"]] == [0, 5]
     assert table["layers"][1]["attention_width"] == description.layers[1].attention_width
     assert table["total"]["memory_bytes"] == description.total.memory_bytes
@@ -201,7 +201,7 @@ def test_settings_lie_over_the_file_and_json_has_everything(command: Run, toml: 
     options = ["--set", "model.memory_length=6", "--set", "model.vocab_size=90", "--set", "model.compression=max"]
     code, out, err = command(toml, *options, "--json")
     expected = describe(replace(SIZES, vocab_size=90, memory_length=6, compression="max"))
-    assert (code, json.loads(out), err) == (0, expected.table(), "")
+    assert (code, json.loads(out), err) == (0, expected.to_dict(), "")
 
 
 def test_a_run_is_described_by_its_folder(command: Run, finished: Path) -> None:

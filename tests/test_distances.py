@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressive_transformer import CompressiveError, Distances
+from compressive_transformer import CompressiveError
+from compressive_transformer.attention.positions import PositionCache
 from compressive_transformer.config import ModelConfig
 from compressive_transformer.model import with_lengths
 from small import assert_close, assert_same_memory, configs, layered, random_tokens, small_model
@@ -20,7 +21,7 @@ quiet = pytest.mark.filterwarnings("ignore::compressive_transformer.CompressiveW
 @quiet
 @given(configs, st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=4))
 def test_reading_with_kept_distances_is_reading_without(config: ModelConfig, calls: list[list[int]]) -> None:
-    model, distances = small_model(config).eval(), Distances()
+    model, distances = small_model(config).eval(), PositionCache()
     plain = kept = model.empty_memory(3)
     with torch.no_grad():
         for number, lengths in enumerate(calls):
@@ -35,7 +36,7 @@ def test_reading_with_kept_distances_is_reading_without(config: ModelConfig, cal
 
 @layered
 def test_layers_and_models_of_other_lengths_share_them(fields: dict[str, object]) -> None:
-    model, distances = small_model(**fields).eval(), Distances()
+    model, distances = small_model(**fields).eval(), PositionCache()
     tokens = random_tokens(2, 40)
     with torch.no_grad():
         for changed in (model, with_lengths(model, memory_length=9), with_lengths(model, memory_length=2)):
@@ -43,7 +44,7 @@ def test_layers_and_models_of_other_lengths_share_them(fields: dict[str, object]
 
 
 def test_each_projection_is_computed_once() -> None:
-    model, distances, projected = small_model().eval(), Distances(), []
+    model, distances, projected = small_model().eval(), PositionCache(), []
     for block in model.blocks:
         block.attention.position.register_forward_hook(lambda *_: projected.append(1))
     memory = model.empty_memory(2)
@@ -55,7 +56,7 @@ def test_each_projection_is_computed_once() -> None:
 
 @quiet
 def test_under_autocast_they_are_others() -> None:
-    model, distances = small_model().float().eval(), Distances()
+    model, distances = small_model().float().eval(), PositionCache()
     tokens = random_tokens(2, 30)
     with torch.no_grad():
         with torch.autocast("cpu", torch.bfloat16):
@@ -67,7 +68,7 @@ def test_under_autocast_they_are_others() -> None:
 
 def test_with_gradient_they_are_refused() -> None:
     with pytest.raises(CompressiveError, match=r"distances are kept where there is no gradient: call the model in"):
-        small_model()(random_tokens(2, 4), distances=Distances())
+        small_model()(random_tokens(2, 4), distances=PositionCache())
 
 
 def test_without_them_all_layers_project_one_tensor() -> None:

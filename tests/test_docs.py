@@ -46,19 +46,19 @@ SMALLER_MODEL = {
 SMALLER = {
     "README.md": {
         **SMALLER_MODEL,
-        "steps=20_000, batch=8": "steps=4, batch=2, warmup=1, validate_every=2",
+        "steps=20_000, batch_size=8": "steps=4, batch_size=2, warmup_steps=1, validate_every=2",
         "compressed_length=256": "compressed_length=16",
         "stream.write(200": "stream.write(20",
         'vocab_size=257, compression="median"': 'vocab_size=257, d_model=16, compression="median"',
     },
     "transformers.md": {
         **SMALLER_MODEL,
-        "steps=20_000, batch=8": "steps=2, batch=2, warmup=1, validate_every=2",
+        "steps=20_000, batch_size=8": "steps=2, batch_size=2, warmup_steps=1, validate_every=2",
     },
 }
 SMALLER_SETTINGS = {
     "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "segment_length": 16, "memory_length": 16},
-    "train": {"steps": 3, "batch": 2, "warmup": 1, "validate_every": 3, "sample_every": 0},
+    "train": {"steps": 3, "batch_size": 2, "warmup_steps": 1, "validate_every": 3, "sample_every": 0},
 }
 
 SMALLER_PLAN = {

@@ -11,7 +11,7 @@ import torch
 
 from compressive_transformer.data import Corpus
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import ByPosition, beginnings, dynamic_evaluate, evaluate
+from compressive_transformer.evaluate import ByPosition, dynamic_evaluate, evaluate, truncate_split
 from compressive_transformer.model import CompressiveTransformer
 from runs import MODEL, tiny_model
 from small import small_model
@@ -48,7 +48,7 @@ def learnt_from(model: CompressiveTransformer, corpus: Corpus, number: int, rate
 def test_it_is_an_explicit_loop_of_scoring_and_then_one_step_of_descent(
     model: CompressiveTransformer, corpus: Corpus
 ) -> None:
-    plain = evaluate(model, corpus.test, batch=1)
+    plain = evaluate(model, corpus.test, batch_size=1)
     found = dynamic_evaluate(model, corpus.test, learning_rate=RATE)
     for number, ((title, score), (_, before)) in enumerate(zip(found.documents, plain.documents, strict=True)):
         assert title == corpus.test.documents[number].title
@@ -60,7 +60,7 @@ def test_it_is_an_explicit_loop_of_scoring_and_then_one_step_of_descent(
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
 def test_without_a_learning_rate_it_is_plain_evaluation_to_the_bit(corpus: Corpus, precision: torch.dtype) -> None:
     plain = tiny_model(dropout=0.5).to(precision)
-    found, expected = dynamic_evaluate(plain, corpus.test, learning_rate=0), evaluate(plain, corpus.test, batch=1)
+    found, expected = dynamic_evaluate(plain, corpus.test, learning_rate=0), evaluate(plain, corpus.test, batch_size=1)
     assert found.total == expected.total
     assert found.documents == expected.documents
     assert {name for name in found.conditions if found.conditions[name] != expected.conditions.get(name)} == {"dynamic"}
@@ -69,7 +69,7 @@ def test_without_a_learning_rate_it_is_plain_evaluation_to_the_bit(corpus: Corpu
 def test_learning_from_a_text_that_repeats_itself_helps(corpus: Corpus) -> None:
     plain = tiny_model()
     found = dynamic_evaluate(plain, corpus.validation, learning_rate=0.5, by=[ByPosition(corpus)])
-    expected = evaluate(plain, corpus.validation, batch=1, by=[ByPosition(corpus)])
+    expected = evaluate(plain, corpus.validation, batch_size=1, by=[ByPosition(corpus)])
     assert found.total.nats < 0.9 * expected.total.nats
     pairs = list(zip(found.buckets["by_position"], expected.buckets["by_position"], strict=True))
     assert [one == other for one, other in pairs[:5]] == [True] * 4 + [False]  # the first segment, and the second
@@ -83,7 +83,7 @@ def test_documents_are_scored_alike_in_any_order_and_alone(model: CompressiveTra
 
 
 def test_buckets_sum_to_the_total(model: CompressiveTransformer, corpus: Corpus) -> None:
-    split = beginnings(corpus.test, corpus.tokenizer, 60)
+    split = truncate_split(corpus.test, corpus.tokenizer, 60)
     found = dynamic_evaluate(model, split, learning_rate=RATE, by=[ByPosition(corpus)])
     scores = [score for _, score in found.buckets["by_position"]]
     assert math.fsum(score.nats for score in scores) == pytest.approx(found.total.nats, rel=1e-12)
@@ -92,7 +92,7 @@ def test_buckets_sum_to_the_total(model: CompressiveTransformer, corpus: Corpus)
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_is_left_as_it_came(model: CompressiveTransformer, corpus: Corpus, training: bool) -> None:
-    split = beginnings(corpus.test, corpus.tokenizer, 30)
+    split = truncate_split(corpus.test, corpus.tokenizer, 30)
     model.train(training)
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():  # gradients are the evaluation's own business
@@ -112,7 +112,7 @@ def test_the_compression_functions_stay_as_they_were_trained(corpus: Corpus, mon
 
 
 def test_the_result_says_how_it_was_learnt(model: CompressiveTransformer, corpus: Corpus) -> None:
-    split = beginnings(corpus.test, corpus.tokenizer, 20)
+    split = truncate_split(corpus.test, corpus.tokenizer, 20)
     found = dynamic_evaluate(model, split, learning_rate=RATE)
     assert found.conditions["dynamic"]["learning_rate"] == RATE
     assert "dynamic           SGD at 0.02 after each segment" in str(found)

@@ -14,7 +14,7 @@ import torch
 from compressive_transformer.data import Corpus, Split, prepare
 from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import Evaluation, Score, beginnings, evaluate, sweep
+from compressive_transformer.evaluate import Evaluation, Score, evaluate, sweep, truncate_split
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.model.embedding import token_nats
 from runs import MODEL
@@ -29,7 +29,7 @@ def model() -> CompressiveTransformer:
 
 @pytest.fixture(scope="module")
 def scored(model: CompressiveTransformer, corpus: Corpus) -> Evaluation:
-    return evaluate(model, corpus.test, batch=1)
+    return evaluate(model, corpus.test, batch_size=1)
 
 
 @pytest.fixture(autouse=True)
@@ -60,14 +60,14 @@ def test_nats_are_those_of_each_token_read_one_by_one_from_the_beginning(
     assert scored.total.nats == pytest.approx(sum(found.nats for _, found in scored.documents), rel=1e-12)
 
 
-@pytest.mark.parametrize("batch", [2, 3, 8])
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
 @pytest.mark.parametrize("name", ["validation", "train"])
 def test_the_number_of_lanes_does_not_change_the_score(
-    model: CompressiveTransformer, corpus: Corpus, batch: int, name: str
+    model: CompressiveTransformer, corpus: Corpus, batch_size: int, name: str
 ) -> None:
-    split = beginnings(corpus.split(name), corpus.tokenizer, 300)
+    split = truncate_split(corpus.split(name), corpus.tokenizer, 300)
     assert len({document.tokens for document in split.documents}) > 1 or name == "train"
-    expected, found = evaluate(model, split, batch=1), evaluate(model, split, batch=batch)
+    expected, found = evaluate(model, split, batch_size=1), evaluate(model, split, batch_size=batch_size)
     for one, other in zip(found.documents, expected.documents, strict=True):
         assert one[0] == other[0]
         assert one[1].nats == pytest.approx(other[1].nats, rel=1e-6)
@@ -76,7 +76,7 @@ def test_the_number_of_lanes_does_not_change_the_score(
 
 def test_the_number_of_lanes_does_not_change_the_score_with_rotary_positions(corpus: Corpus) -> None:
     rotary = small_model(**{"vocab_size": 257, **MODEL, "position": "rotary"}).eval()
-    one, three = (evaluate(rotary, corpus.test, batch=batch).documents for batch in (1, 3))
+    one, three = (evaluate(rotary, corpus.test, batch_size=batch_size).documents for batch_size in (1, 3))
     assert [found.nats for _, found in three] == pytest.approx([found.nats for _, found in one], rel=1e-6)
 
 
@@ -84,7 +84,7 @@ def test_every_token_is_scored_once(model: CompressiveTransformer, corpus: Corpu
     counts = [document.tokens for document in corpus.test.documents]
     assert [found.tokens for _, found in scored.documents] == counts
     told: list[int] = []
-    evaluate(model, corpus.test, batch=3, progress=told.append)
+    evaluate(model, corpus.test, batch_size=3, progress=told.append)
     assert sum(told) == scored.total.tokens == sum(counts)
 
 
@@ -92,7 +92,7 @@ def test_a_document_does_not_change_the_score_of_another(
     model: CompressiveTransformer, corpus: Corpus, scored: Evaluation
 ) -> None:
     last = replace(corpus.test, documents=corpus.test.documents[1:])
-    assert evaluate(model, last, batch=1).total.nats == pytest.approx(scored.documents[1][1].nats, rel=1e-9)
+    assert evaluate(model, last, batch_size=1).total.nats == pytest.approx(scored.documents[1][1].nats, rel=1e-9)
 
 
 def test_a_model_that_knows_nothing_needs_the_logarithm_of_its_vocabulary(
@@ -123,16 +123,16 @@ def test_measures_are_what_their_formulas_say() -> None:
 def test_a_perplexity_beyond_numbers_is_infinite_and_null_in_json(counts: dict[str, float]) -> None:
     found = score(**counts)
     assert found.word_perplexity == math.inf
-    assert found.table()["word_perplexity"] is None
-    assert found.table()["bits_per_byte"] == found.bits_per_byte
-    json.dumps(found.table(), allow_nan=False)
+    assert found.to_dict()["word_perplexity"] is None
+    assert found.to_dict()["bits_per_byte"] == found.bits_per_byte
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize(("count", "measure"), [("tokens", "nats_per_token"), ("bytes", "bits_per_byte")])
 def test_without_anything_to_divide_by_there_is_no_measure(count: str, measure: str) -> None:
     nothing = score(**{count: 0})
     assert math.isnan(getattr(nothing, measure))
-    assert nothing.table()[measure] is None
+    assert nothing.to_dict()[measure] is None
 
 
 def test_a_total_is_made_of_sums_not_of_means(scored: Evaluation, corpus: Corpus) -> None:
@@ -146,7 +146,7 @@ def test_a_total_is_made_of_sums_not_of_means(scored: Evaluation, corpus: Corpus
 def test_the_table_is_json_with_all_that_is_needed_to_do_it_again(
     scored: Evaluation, corpus: Corpus, model: CompressiveTransformer
 ) -> None:
-    table = json.loads(json.dumps(scored.table(), allow_nan=False))
+    table = json.loads(json.dumps(scored.to_dict(), allow_nan=False))
     assert table["nats"] == scored.total.nats
     assert [entry["title"] for entry in table["documents"]] == [document.title for document in corpus.test.documents]
     assert table["documents"][1]["bits_per_byte"] == scored.documents[1][1].bits_per_byte
@@ -170,12 +170,12 @@ def test_other_memory_lengths_are_recorded_and_change_the_score(
 
 
 def test_a_sweep_is_an_evaluation_with_each_memory_length(model: CompressiveTransformer, corpus: Corpus) -> None:
-    split = beginnings(corpus.test, corpus.tokenizer, 120)
-    found = sweep(model, split, memory_lengths=[0, 20], compressed_lengths=[0, 3, 5], batch=2)
+    split = truncate_split(corpus.test, corpus.tokenizer, 120)
+    found = sweep(model, split, memory_lengths=[0, 20], compressed_lengths=[0, 3, 5], batch_size=2)
     lengths = [(memory, compressed) for memory in (0, 20) for compressed in (0, 3, 5)]
     for result, (memory, compressed) in zip(found, lengths, strict=True):
         changed = with_lengths(model, memory_length=memory, compressed_length=compressed)
-        assert result == evaluate(changed, split, batch=2)
+        assert result == evaluate(changed, split, batch_size=2)
     assert len({result.total.nats for result in found}) == len(found)
     assert sweep(model, split, compressed_lengths=[4]) == sweep(model, split, memory_lengths=[9]) == sweep(model, split)
     assert sweep(model, split) == [evaluate(model, split)]
@@ -205,7 +205,7 @@ def test_a_score_reads_as_text(scored: Evaluation) -> None:
 
 
 def test_beginnings_are_cut_and_counted_anew(corpus: Corpus) -> None:
-    split = beginnings(corpus.train, corpus.tokenizer, 1500)  # 500 of each, but one has fewer
+    split = truncate_split(corpus.train, corpus.tokenizer, 1500)  # 500 of each, but one has fewer
     assert [document.tokens for document in split.documents] == [500, 387, 500]
     for number, document in enumerate(split.documents):
         text = corpus.tokenizer.decode(corpus.train.read(number)[:500])
@@ -217,7 +217,7 @@ def test_beginnings_are_cut_and_counted_anew(corpus: Corpus) -> None:
 
 
 def test_a_result_says_which_weights_were_scored(model: CompressiveTransformer, corpus: Corpus) -> None:
-    split = beginnings(corpus.test, corpus.tokenizer, 40)
+    split = truncate_split(corpus.test, corpus.tokenizer, 40)
     other = small_model(replace(model.config))
     other.load_state_dict(model.state_dict())
     assert evaluate(other, split).conditions == evaluate(model, split).conditions
@@ -228,7 +228,7 @@ def test_a_result_says_which_weights_were_scored(model: CompressiveTransformer, 
 
 
 def test_few_tokens_are_taken_from_few_documents_spread_over_the_split(corpus: Corpus) -> None:
-    split = beginnings(corpus.test, corpus.tokenizer, 39)
+    split = truncate_split(corpus.test, corpus.tokenizer, 39)
     assert [(document.title, document.tokens) for document in split.documents] == [(corpus.test.documents[0].title, 39)]
 
 
@@ -236,17 +236,17 @@ def test_a_beginning_never_ends_within_a_character(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("aé猫👧" * 9, encoding="utf-8")
     split = prepare(tmp_path / "text.txt", tmp_path / "data", holdout=0).train
     for tokens in range(4, 20):
-        cut = beginnings(split, ByteTokenizer(), tokens).documents[0]
+        cut = truncate_split(split, ByteTokenizer(), tokens).documents[0]
         assert cut.bytes == cut.tokens <= tokens < cut.tokens + 4
         assert "\N{REPLACEMENT CHARACTER}" not in ByteTokenizer().decode(split.read(0, 0, cut.tokens))
 
 
 def test_beginnings_longer_than_all_documents_are_all_of_them(corpus: Corpus) -> None:
-    assert beginnings(corpus.test, corpus.tokenizer, 10**9) == corpus.test
+    assert truncate_split(corpus.test, corpus.tokenizer, 10**9) == corpus.test
 
 
 def test_a_beginning_is_scored_as_it_is_within_its_document(model: CompressiveTransformer, corpus: Corpus) -> None:
-    short = evaluate(model, beginnings(corpus.test, corpus.tokenizer, 60))
+    short = evaluate(model, truncate_split(corpus.test, corpus.tokenizer, 60))
     assert short.total.tokens == 60
     with torch.no_grad():
         for number, (_, found) in enumerate(short.documents):
@@ -258,7 +258,7 @@ def test_a_beginning_is_scored_as_it_is_within_its_document(model: CompressiveTr
 
 def test_a_beginning_of_nothing_is_refused(corpus: Corpus) -> None:
     with pytest.raises(CompressiveError, match=r"tokens \(0\) must be 1 or more"):
-        beginnings(corpus.test, corpus.tokenizer, 0)
+        truncate_split(corpus.test, corpus.tokenizer, 0)
 
 
 # --- borders ---
@@ -269,7 +269,7 @@ def test_a_model_is_left_in_the_mode_in_which_it_came(
     model: CompressiveTransformer, corpus: Corpus, training: bool
 ) -> None:
     other = small_model(replace(model.config, dropout=0.5)).train(training)
-    split = beginnings(corpus.test, corpus.tokenizer, 40)
+    split = truncate_split(corpus.test, corpus.tokenizer, 40)
     first = evaluate(other, split)
     assert other.training == training
     assert evaluate(other, split).total == first.total  # nothing is dropped while it is scored
@@ -292,20 +292,20 @@ def test_a_corpus_of_another_tokenizer_is_refused(model: CompressiveTransformer,
 
 
 def test_fewer_lanes_than_processes_are_refused(model: CompressiveTransformer, corpus: Corpus) -> None:
-    with pytest.raises(CompressiveError, match=r"batch \(1\) must be at least the number of processes \(2\)"):
-        evaluate(model, corpus.test, batch=1, world=2)
-    with pytest.raises(CompressiveError, match=r"batch \(0\) must be at least"):
-        evaluate(model, corpus.test, batch=0)
+    with pytest.raises(CompressiveError, match=r"batch_size \(1\) must be at least the number of processes \(2\)"):
+        evaluate(model, corpus.test, batch_size=1, world=2)
+    with pytest.raises(CompressiveError, match=r"batch_size \(0\) must be at least"):
+        evaluate(model, corpus.test, batch_size=0)
 
 
 def test_processes_share_the_lanes_and_their_sum_is_the_score(
     model: CompressiveTransformer, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split: Split = beginnings(corpus.train, corpus.tokenizer, 300)
+    split: Split = truncate_split(corpus.train, corpus.tokenizer, 300)
     parts: list[torch.Tensor] = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda nats: parts.append(nats.clone()))
     for rank in range(2):
-        evaluate(model, split, batch=3, rank=rank, world=2)
+        evaluate(model, split, batch_size=3, rank=rank, world=2)
     expected = [found.nats for _, found in evaluate(model, split).documents]
     assert (parts[0] + parts[1]).tolist() == pytest.approx(expected, rel=1e-6)
     assert all(part.any() for part in parts)

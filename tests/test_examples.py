@@ -41,8 +41,8 @@ def test_a_function_of_ones_own_is_trained_saved_loaded_and_evaluated(
 SMALLER = {
     "d_model=64": "d_model=16",
     "steps=600": "steps=4, log_every=1",
-    "batch=16": "batch=2",
-    "warmup=60": "warmup=1",
+    "batch_size=16": "batch_size=2",
+    "warmup_steps=60": "warmup_steps=1",
     "validate_every=200": "validate_every=2",
     "validation_tokens=5_000": "validation_tokens=300",
     "tokenizer, 3_000": "tokenizer, 300",

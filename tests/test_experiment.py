@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compressive_transformer import run_experiment
+from compressive_transformer.apps.experiment import run_experiment
 from compressive_transformer.apps.experiment.plan import Run, read_plan
 from compressive_transformer.apps.experiment.report import summarise
 from compressive_transformer.apps.experiment.running import RESULT, check_same, finish, result_of, steps_done
@@ -33,7 +33,7 @@ from compressive_transformer.compression import COMPRESSIONS, Compression
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.data import Corpus, prepare
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import beginnings, evaluate
+from compressive_transformer.evaluate import evaluate, truncate_split
 from compressive_transformer.evaluate.compare import compare_runs
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.train import Trainer, train
@@ -132,7 +132,7 @@ def test_a_run_gives_what_training_and_evaluating_by_hand_give_to_the_bit(
     run = runs_of(PLAN, corpus)[3]
     assert (run.setting.name, run.seed, run.path) == ("mean, c = 3", 1, Path("runs/mean-c-3/seed-1"))
     result = read_json(done / run.path / RESULT)
-    assert result["score"] == json.loads(json.dumps(evaluate(load(tmp_path / "run")[0], corpus.test).table()))
+    assert result["score"] == json.loads(json.dumps(evaluate(load(tmp_path / "run")[0], corpus.test).to_dict()))
     assert log_lines(done / run.path) == log_lines(tmp_path / "run")
     assert result["training"]["tokens"] == log_lines(tmp_path / "run")[-2]["tokens"]
 
@@ -143,11 +143,11 @@ def test_a_run_is_scored_on_the_part_and_with_the_memory_that_the_plan_says(corp
     run = runs_of(plan, corpus)[1]
     finish(run, corpus, tmp_path)
     model, tokenizer = load(tmp_path / run.path)
-    split = beginnings(corpus.validation, tokenizer, 60)
+    split = truncate_split(corpus.validation, tokenizer, 60)
     expected = evaluate(with_lengths(model, compressed_length=9, memory_length=11), split)
     result = result_of(run, tmp_path)
     assert result is not None
-    assert result["score"] == json.loads(json.dumps(expected.table()))
+    assert result["score"] == json.loads(json.dumps(expected.to_dict()))
     assert (result["score"]["tokens"], result["score"]["conditions"]["model"]["compressed_length"]) == (60, 9)
 
 
@@ -176,7 +176,7 @@ def test_a_run_interrupted_before_or_after_a_checkpoint_ends_as_if_it_never_was(
 
 
 def test_a_run_that_diverged_is_a_result_that_json_can_hold(corpus: Corpus, tmp_path: Path) -> None:
-    plan = plan_with(train={**TRAIN, "learning_rate": 1e30, "clip": 1e30}, seeds=[0])
+    plan = plan_with(train={**TRAIN, "learning_rate": 1e30, "max_grad_norm": 1e30}, seeds=[0])
     for run in runs_of(plan, corpus):
         finish(run, corpus, tmp_path / "out")
     (tmp_path / "out" / "experiment.lock").touch()
@@ -198,8 +198,8 @@ def test_progress_counts_every_segment_that_a_step_reads(corpus: Corpus, tmp_pat
     settings = {"one": {}, "three": {"model": {"compression_loss": "bptt"}, "train": {"bptt_segments": 3}}}
     one, three = runs_of(plan_with(settings=settings, baseline="one", seeds=[0]), corpus)
     lane = TRAIN["steps"] * MODEL["segment_length"]
-    assert Watch([one], tmp_path).total == lane * TRAIN["batch"]
-    assert Watch([three], tmp_path).total == 3 * lane * TRAIN["batch"]
+    assert Watch([one], tmp_path).total == lane * TRAIN["batch_size"]
+    assert Watch([three], tmp_path).total == 3 * lane * TRAIN["batch_size"]
 
 
 # --- all runs ---
@@ -223,7 +223,7 @@ def test_what_is_finished_is_not_done_again(corpus: Corpus, copied: Path) -> Non
 
 def test_results_hold_means_deviations_and_the_paired_comparison(corpus: Corpus, copied: Path) -> None:
     results = run_experiment(PLAN, corpus, copied)
-    table = results.table()
+    table = results.to_dict()
     assert json.loads((copied / "results.json").read_text(encoding="utf-8")) == json.loads(json.dumps(table))
     runs = [read_json(copied / run.path / RESULT) for run in runs_of(PLAN, corpus)]
     assert table["runs"] == runs
@@ -235,7 +235,7 @@ def test_results_hold_means_deviations_and_the_paired_comparison(corpus: Corpus,
     baseline, mean = table["settings"]
     assert baseline["against_baseline"] is None
     compared = compare_runs(scores["Transformer-XL"], scores["mean, c = 3"])
-    assert json.dumps(mean["against_baseline"]) == json.dumps(compared.table())
+    assert json.dumps(mean["against_baseline"]) == json.dumps(compared.to_dict())
     assert (baseline["attention_width"], mean["temporal_range"]) == ([21, 21], [42, 42])
     assert mean["parameters"] == sum(tensor.numel() for tensor in load(copied / "runs/mean-c-3/seed-0")[0].parameters())
     assert table["plan"] == PLAN
@@ -256,9 +256,9 @@ def test_results_hold_means_deviations_and_the_paired_comparison(corpus: Corpus,
 def test_unfinished_runs_are_named_and_compared_where_both_sides_exist(corpus: Corpus, copied: Path) -> None:
     shutil.rmtree(copied / "runs/mean-c-3/seed-1")
     results = summarise(read_plan(PLAN, corpus), corpus, copied, processes=1, failed={})
-    assert results.table()["missing"] == ["mean, c = 3, seed 1"]
+    assert results.to_dict()["missing"] == ["mean, c = 3, seed 1"]
     assert str(results).splitlines()[3].startswith("| mean, c = 3 | 1 of 2 | ")
-    assert results.table()["settings"][1]["against_baseline"]["runs"] == 1
+    assert results.to_dict()["settings"][1]["against_baseline"]["runs"] == 1
     assert "3 of 4 runs are finished" in results.page()
 
 
@@ -419,7 +419,7 @@ def test_a_run_of_an_earlier_version_counts_with_newer_settings_at_their_default
     assert len(files) == 8
     for file in files:
         table = json.loads(file.read_text(encoding="utf-8"))
-        del table["train"]["optimiser"], table["model"]["compression_heads"]
+        del table["train"]["optimizer"], table["model"]["compression_heads"]
         file.write_text(json.dumps(table), encoding="utf-8")
         file.with_name("SHA256SUMS").unlink(missing_ok=True)  # they wrote none
     for interrupted in (False, True):
@@ -427,8 +427,8 @@ def test_a_run_of_an_earlier_version_counts_with_newer_settings_at_their_default
             if interrupted:
                 (copied / run.path / RESULT).unlink()
             check_same(run, corpus, copied)
-    changed = runs_of(plan_with(train={**TRAIN, "optimiser": "muon"}), corpus)
-    with pytest.raises(CompressiveError, match=r"train\.optimiser was 'adamw' when"):
+    changed = runs_of(plan_with(train={**TRAIN, "optimizer": "muon"}), corpus)
+    with pytest.raises(CompressiveError, match=r"train\.optimizer was 'adamw' when"):
         check_same(changed[0], corpus, copied)
 
 
@@ -463,7 +463,7 @@ def test_a_run_never_stands_for_one_on_another_corpus(copied: Path, tmp_path: Pa
         ({"settings": {"a": {"model": {"vocab_size": 9}}}}, r"setting 'a': vocab_size \(9\) must be 257, .* leave it"),
         ({"settings": {"a": {"evaluate": {"split": "test"}}}}, r"evaluate.split must be the same for all settings, .*"),
         ({"evaluate": {"split": "dev"}}, r"evaluate: split \('dev'\) must be 'train' or 'validation' or 'test'"),
-        ({"evaluate": {"batch": 0}}, r"evaluate: batch \(0\) must be 1 or more"),
+        ({"evaluate": {"batch_size": 0}}, r"evaluate: batch_size \(0\) must be 1 or more"),
         ({"evaluate": {"task": "chess"}}, r"evaluate: task \('chess'\) must be "),
         ({"evaluate": {"compressed_length": 5}}, r"'Transformer-XL': compressed_length \(5\) needs parameters"),
         ({"evaluate": {"memory_length": "x"}}, r"'Transformer-XL': memory_length \('x'\) must be of type int"),
@@ -555,5 +555,5 @@ def test_the_command_reads_a_file_and_prints_the_table(
     main()
     printed = capsys.readouterr()
     results = run_experiment(path, corpus, copied)
-    assert printed.out.rstrip("\n") == (json.dumps(results.table(), indent=1) if options else str(results))
-    assert results.table()["command"].split() == arguments
+    assert printed.out.rstrip("\n") == (json.dumps(results.to_dict(), indent=1) if options else str(results))
+    assert results.to_dict()["command"].split() == arguments

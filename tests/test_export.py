@@ -163,10 +163,10 @@ def test_tokenizers_give_the_same_ids_and_texts(make: Any, tmp_path: Path) -> No
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids
         assert theirs.decode([ours.start, *ids], skip_special_tokens=True) == text
     assert (theirs.bos_token_id, theirs.pad_token_id, len(theirs)) == (ours.start, ours.start, ours.vocab_size)
-    batch = theirs(hard[1:4], padding=True, return_tensors="pt")
+    batch_size = theirs(hard[1:4], padding=True, return_tensors="pt")
     alone = [theirs(text)["input_ids"] for text in hard[1:4]]
-    assert [ids[real.bool()].tolist() for ids, real in zip(*batch.values(), strict=True)] == alone
-    assert batch["attention_mask"][:, -1].tolist() == [1, 1, 1]  # padding is on the left
+    assert [ids[real.bool()].tolist() for ids, real in zip(*batch_size.values(), strict=True)] == alone
+    assert batch_size["attention_mask"][:, -1].tolist() == [1, 1, 1]  # padding is on the left
 
 
 def test_a_streamer_gives_the_text_while_it_is_written(finished: Path, exported: Path) -> None:

@@ -14,9 +14,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from compressive_transformer.data.sources import open_source
 
 from compressive_transformer.data import Corpus, open_corpus, prepare
+from compressive_transformer.data.sources import open_source
 from compressive_transformer.data.tokenizers import SentencePieceTokenizer, load_tokenizer
 from compressive_transformer.errors import CompressiveError
 

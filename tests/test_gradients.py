@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
 
-from compressive_transformer.attention import HeadwiseAttention
+from compressive_transformer.attention import CpuRelativeAttention
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import next_token_loss
 from small import (
@@ -331,9 +331,9 @@ def test_a_second_derivative_is_refused_rather_than_wrong(position, message):
 def test_finite_differences_agree_with_headwise_attention(position, ages, monkeypatch):
     # The tensors of a real call: two grids; step 3 and rows of each lane's own where ages differ.
     model = small_model(compressed_position=position, n_layers=1, d_model=4, memory_length=2, compressed_length=2)
-    stream, calls, apply = random_tokens(2, 18), [], HeadwiseAttention.apply
+    stream, calls, apply = random_tokens(2, 18), [], CpuRelativeAttention.apply
     memory = model(stream[:, :15], None, torch.tensor(ages)).memory if any(ages) else None
-    monkeypatch.setattr(HeadwiseAttention, "apply", lambda *tensors: calls.append(tensors) or apply(*tensors))
+    monkeypatch.setattr(CpuRelativeAttention, "apply", lambda *tensors: calls.append(tensors) or apply(*tensors))
     model(stream[:, 15:], memory, torch.tensor([3, 1]))
     content, keys, values, mask, slots, observe, *grids = calls[0]
     assert len(slots) == 2

@@ -33,9 +33,9 @@ def wrapped(**fields: object) -> CompressiveTransformerForCausalLM:
     return CompressiveTransformerForCausalLM.of(small_model(**fields)).eval()
 
 
-def texts(batch: int, length: int, *, seed: int = 0) -> Tensor:
+def texts(batch_size: int, length: int, *, seed: int = 0) -> Tensor:
     """Random ids that begin as documents do, and hold no other start."""
-    tokens = random_tokens(batch, length, seed=seed) % START
+    tokens = random_tokens(batch_size, length, seed=seed) % START
     tokens[:, 0] = START
     return tokens
 
@@ -368,7 +368,7 @@ def test_fields_of_the_config_are_checked_and_known_by_the_names_of_transformers
         ({"inputs_embeds": torch.zeros(1, 4, 8)}, "inputs_embeds is not for this model"),
         ({"output_hidden_states": True}, "output_hidden_states is not for this model"),
         ({"position_ids": torch.zeros(1, 4)}, "finds places by itself"),
-        ({"attention_mask": torch.ones(1, 3)}, r"attention_mask must be \[batch = 1, at least 4 columns\]"),
+        ({"attention_mask": torch.ones(1, 3)}, r"attention_mask must be \[batch = 1, columns >= 4\]"),
         ({"labels": torch.zeros(1, 4, dtype=torch.int64), "logits_to_keep": 1}, r"logits_to_keep \(1\) must be 0"),
         ({"past_key_values": (1,)}, "must be a CompressiveTransformerCache, got tuple"),
         ({"past_key_values": (), "cache": ()}, "two names of one thing"),
@@ -396,13 +396,13 @@ def test_lora_on_the_projections_trains_and_merges() -> None:
         model, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["query", "key_value", "output", "position"])
     )
     assert_close(adapted(input_ids=tokens).logits, before)
-    optimiser = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.5)
+    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.5)
     losses = []
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = adapted(input_ids=tokens, labels=tokens).loss
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
     adapted.eval()

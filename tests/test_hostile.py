@@ -96,7 +96,7 @@ def read_stream(folder: Path) -> None:
 def read_corpus(folder: Path) -> None:
     corpus = ct.open_corpus(folder / "data")
     for split in corpus.splits.values():
-        for segment in ct.lanes(split, batch=2, length=8):
+        for segment in ct.lanes(split, batch_size=2, length=8):
             assert segment.tokens.shape == (2, 8)
 
 

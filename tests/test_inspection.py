@@ -82,7 +82,7 @@ class Watched(reference.Lane):
         self.usage[layer] += usage
         rate = self.rate[layer]
         means = [sum(evicted[at : at + rate]) / rate for at in range(0, len(evicted), rate)]
-        means = [self.matched(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
+        means = [self.match_rms(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
         zeros = [torch.zeros_like(state) for state in new]
         for at, states in enumerate((new, means, zeros) if new else ()):
             self.squares[layer, at] += self.reconstruction(layer, evicted, states)
@@ -307,7 +307,7 @@ def test_a_text_without_words_has_no_words_to_list(corpus: Corpus) -> None:
     gain = found.gain(ByFrequency(corpus, (3,)))
     assert gain is not None
     assert (gain.first_better, gain.second_better, gain.by_position, gain.by_frequency) == ((), (), (), None)
-    InspectionReport(found, frequency=ByFrequency(corpus, (3,))).table()
+    InspectionReport(found, frequency=ByFrequency(corpus, (3,))).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def column(packed: str, kind: str) -> Any:
 
 
 def test_the_page_holds_what_the_model_computed(shown: Shown) -> None:
-    table = shown.report.table()
+    table = shown.report.to_dict()
     json.dumps(table, allow_nan=False)
     for run, expected, (_, found) in zip(shown.data["runs"], table["runs"], shown.report.runs, strict=True):
         np.testing.assert_allclose(column(run["bits"], "<f4"), found.nats / math.log(2), rtol=1e-6)
@@ -541,7 +541,7 @@ def test_two_runs_are_told_apart_word_by_word(shown: Shown) -> None:
     assert shown.text.count("<svg") == 4  # one curve, ages twice, errors of the one that compresses
     assert str(shown.report).splitlines()[-1].endswith(f"{other.bits_per_byte - one.bits_per_byte:+.4f}")
     expected = contrast(one.reading, Reading(other.pieces, other.nats), shown.report.frequency)
-    assert shown.report.table()["comparison"] == expected.table()
+    assert shown.report.to_dict()["comparison"] == expected.to_dict()
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -557,4 +557,4 @@ def test_without_matplotlib_the_page_names_what_is_missing(tmp_path: Path, monke
     report = InspectionReport(inspect_text(tiny_model(), ByteTokenizer(), TEXT))
     with pytest.raises(CompressiveError, match=r"a report needs the library matplotlib: pip install .*\[plot\]"):
         report.write(tmp_path / "report.html")
-    assert report.table()["runs"]
+    assert report.to_dict()["runs"]

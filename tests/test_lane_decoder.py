@@ -53,7 +53,7 @@ def assert_decodes(model: CompressiveTransformer, lengths: list[int], steps: int
             waiting.append(lanes[place])
             lanes[place] = lanes[-1]
             lanes.pop()
-        assert decoder.batch == len(lanes)
+        assert decoder.batch_size == len(lanes)
     for place, memory in enumerate(lanes):
         assert_same_memory(model, decoder.memory(place), memory)
 
@@ -100,7 +100,7 @@ def test_a_memory_that_was_handed_out_does_not_change() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     decoder = LaneDecoder(small_model().eval())
-    with pytest.raises(CompressiveError, match=r"tokens must be int64 \[batch = 0\], a lane at least, got"):
+    with pytest.raises(CompressiveError, match=r"tokens must be int64 \[batch = 0\], not empty, got"):
         decoder.step(torch.tensor([1]))
     with pytest.raises(CompressiveError, match=r"place \(0\) must be that of one of the 0 lanes"):
         decoder.leave(0)

@@ -61,13 +61,13 @@ def begun_pieces(segments: list[Segment], lengths: list[int], longest: int) -> l
     return [known[target] for segment in segments for target in segment.targets[segment.starts, 0].tolist()]
 
 
-def read_slowly(split: Split, queue: list[tuple[int, int, int]], batch: int, length: int) -> Iterator[Segment]:
+def read_slowly(split: Split, queue: list[tuple[int, int, int]], batch_size: int, length: int) -> Iterator[Segment]:
     """Token by token: each lane reads a piece to its end and then takes the next of the queue."""
-    rest: list[list[tuple[int, int, int]]] = [[] for _ in range(batch)]  # input, target, document
+    rest: list[list[tuple[int, int, int]]] = [[] for _ in range(batch_size)]  # input, target, document
     waiting = list(queue)
     while True:
         starts = []
-        for lane in range(batch):
+        for lane in range(batch_size):
             starts.append(not rest[lane] and bool(waiting))
             if starts[lane]:
                 number, first, end = waiting.pop(0)
@@ -96,29 +96,31 @@ piece_segments = st.integers(0, 4)  # longest document in segments, 0 for whole 
 @settings(law, max_examples=40)
 @given(
     lengths=document_lengths,
-    batch=st.integers(1, 6),
+    batch_size=st.integers(1, 6),
     length=segment_length,
     seed=st.none() | st.integers(0, 9),
     pieces=piece_segments,
 )
 def test_one_pass_reads_each_token_of_each_document_once(
-    lengths: list[int], batch: int, length: int, seed: int | None, pieces: int
+    lengths: list[int], batch_size: int, length: int, seed: int | None, pieces: int
 ) -> None:
-    stream = Lanes(numbered_split(lengths), batch=batch, length=length, seed=seed, longest_document=pieces * length)
+    stream = Lanes(
+        numbered_split(lengths), batch_size=batch_size, length=length, seed=seed, max_document_length=pieces * length
+    )
     targets = torch.cat([segment.targets.flatten() for segment in stream])
     assert sorted(targets[targets != IGNORE].tolist()) == list(range(sum(lengths)))
 
 
 @settings(law, max_examples=40)
-@given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length, seed=st.integers(0, 9))
+@given(lengths=document_lengths, batch_size=st.integers(1, 6), length=segment_length, seed=st.integers(0, 9))
 def test_each_lane_reads_whole_documents_from_their_start(
-    lengths: list[int], batch: int, length: int, seed: int
+    lengths: list[int], batch_size: int, length: int, seed: int
 ) -> None:
     split = numbered_split(lengths)
     open_documents: dict[int, list[int]] = {}
     finished = []
-    for segment in lanes(split, batch=batch, length=length, seed=seed):
-        for lane in range(batch):
+    for segment in lanes(split, batch_size=batch_size, length=length, seed=seed):
+        for lane in range(batch_size):
             count, number = int(segment.lengths[lane]), int(segment.documents[lane])
             inputs, targets = segment.tokens[lane, :count].tolist(), segment.targets[lane, :count].tolist()
             if segment.starts[lane]:
@@ -137,14 +139,14 @@ def test_each_lane_reads_whole_documents_from_their_start(
 
 
 @settings(law, max_examples=40)
-@given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length, pieces=piece_segments)
+@given(lengths=document_lengths, batch_size=st.integers(1, 6), length=segment_length, pieces=piece_segments)
 def test_a_segment_is_padded_at_the_end_of_its_document_and_nowhere_else(
-    lengths: list[int], batch: int, length: int, pieces: int
+    lengths: list[int], batch_size: int, length: int, pieces: int
 ) -> None:
     split = numbered_split(lengths)
     steps = 0
-    for segment in Lanes(split, batch=batch, length=length, longest_document=pieces * length):
-        assert segment.tokens.shape == segment.targets.shape == (batch, length)
+    for segment in Lanes(split, batch_size=batch_size, length=length, max_document_length=pieces * length):
+        assert segment.tokens.shape == segment.targets.shape == (batch_size, length)
         assert {field.dtype for field in (segment.tokens, segment.targets, segment.lengths)} == {torch.int64}
         assert (segment.starts.dtype, segment.documents.dtype) == (torch.bool, torch.int64)
         padding = torch.arange(length) >= segment.lengths[:, None]
@@ -158,11 +160,11 @@ def test_a_segment_is_padded_at_the_end_of_its_document_and_nowhere_else(
 
 
 @settings(law, max_examples=40)
-@given(lengths=document_lengths, batch=st.integers(1, 6), length=segment_length)
+@given(lengths=document_lengths, batch_size=st.integers(1, 6), length=segment_length)
 def test_documents_are_taken_in_order_by_the_lowest_free_lane_and_none_waits(
-    lengths: list[int], batch: int, length: int
+    lengths: list[int], batch_size: int, length: int
 ) -> None:
-    segments = list(lanes(numbered_split(lengths), batch=batch, length=length))
+    segments = list(lanes(numbered_split(lengths), batch_size=batch_size, length=length))
     assert begun_documents(segments) == list(range(len(lengths)))
     begun = 0
     for segment in segments:
@@ -176,19 +178,19 @@ def test_documents_are_taken_in_order_by_the_lowest_free_lane_and_none_waits(
 @settings(law, max_examples=40)
 @given(
     lengths=document_lengths,
-    batch=st.integers(1, 6),
+    batch_size=st.integers(1, 6),
     length=segment_length,
     seed=st.none() | st.integers(0, 9),
     pieces=piece_segments,
 )
 def test_lanes_read_what_a_slow_reader_of_the_same_queue_reads(
-    lengths: list[int], batch: int, length: int, seed: int | None, pieces: int
+    lengths: list[int], batch_size: int, length: int, seed: int | None, pieces: int
 ) -> None:
     split, longest = numbered_split(lengths), pieces * length
-    segments = list(Lanes(split, batch=batch, length=length, seed=seed, longest_document=longest))
+    segments = list(Lanes(split, batch_size=batch_size, length=length, seed=seed, max_document_length=longest))
     queue = begun_pieces(segments, lengths, longest)
     assert (sorted(queue) if seed is not None else queue) == all_pieces(lengths, longest)
-    expected = list(read_slowly(split, queue, batch, length))
+    expected = list(read_slowly(split, queue, batch_size, length))
     assert len(segments) == len(expected)
     assert all(map(equal, segments, expected))
 
@@ -201,31 +203,37 @@ def test_the_order_of_pieces_does_not_depend_on_the_number_of_lanes(
     split, longest = numbered_split(lengths), pieces * length
     orders = [
         begun_pieces(
-            list(Lanes(split, batch=batch, length=length, seed=seed, longest_document=longest)), lengths, longest
+            list(Lanes(split, batch_size=batch_size, length=length, seed=seed, max_document_length=longest)),
+            lengths,
+            longest,
         )
-        for batch in (1, 2, 5)
+        for batch_size in (1, 2, 5)
     ]
     assert orders[0] == orders[1] == orders[2]
 
 
 @settings(law, max_examples=40)
 @given(
-    lengths=document_lengths, batch=st.integers(1, 6), length=segment_length, seed=st.integers(0, 9), more=st.integers()
+    lengths=document_lengths,
+    batch_size=st.integers(1, 6),
+    length=segment_length,
+    seed=st.integers(0, 9),
+    more=st.integers(),
 )
 def test_documents_that_are_short_enough_stay_whole(
-    lengths: list[int], batch: int, length: int, seed: int, more: int
+    lengths: list[int], batch_size: int, length: int, seed: int, more: int
 ) -> None:
     split = numbered_split(lengths)
     enough = -(-max(lengths) // length) + abs(more)
-    whole = list(lanes(split, batch=batch, length=length, seed=seed))
-    cut = list(Lanes(split, batch=batch, length=length, seed=seed, longest_document=enough * length))
+    whole = list(lanes(split, batch_size=batch_size, length=length, seed=seed))
+    cut = list(Lanes(split, batch_size=batch_size, length=length, seed=seed, max_document_length=enough * length))
     assert len(cut) == len(whole)
     assert all(map(equal, cut, whole))
 
 
 def test_a_piece_begins_with_the_token_before_it_and_only_a_document_with_the_start_id() -> None:
     split = numbered_split([5, 9])
-    segments = list(Lanes(split, batch=1, length=2, longest_document=4))
+    segments = list(Lanes(split, batch_size=1, length=2, max_document_length=4))
     begins = [segment for segment in segments if segment.starts[0]]
     assert [segment.tokens[0, 0].item() for segment in begins] == [split.start_id, 3, split.start_id, 8, 12]
     assert [segment.targets[0, 0].item() for segment in begins] == [0, 4, 5, 9, 13]
@@ -245,8 +253,8 @@ def test_the_lanes_of_all_processes_together_are_those_of_one(
     lengths: list[int], length: int, world: int, share: int, endless: bool, pieces: int
 ) -> None:
     split = numbered_split(lengths)
-    options: dict[str, Any] = {"batch": share * world, "length": length, "seed": 1, "endless": endless}
-    options["longest_document"] = pieces * length
+    options: dict[str, Any] = {"batch_size": share * world, "length": length, "seed": 1, "endless": endless}
+    options["max_document_length"] = pieces * length
     alone = list(islice(Lanes(split, **options), 40))
     parts = [list(islice(Lanes(split, **options, rank=rank, world=world), 40)) for rank in range(world)]
     assert all(len(part) == len(alone) for part in parts)
@@ -262,18 +270,18 @@ def test_the_lanes_of_all_processes_together_are_those_of_one(
 @given(
     lengths=document_lengths,
     length=segment_length,
-    batch=st.sampled_from([2, 4]),
+    batch_size=st.sampled_from([2, 4]),
     steps=st.integers(0, 30),
     seed=st.none() | st.integers(0, 9),
     endless=st.booleans(),
     pieces=piece_segments,
 )
 def test_a_restored_position_goes_on_as_if_nothing_had_happened(
-    lengths: list[int], length: int, batch: int, steps: int, seed: int | None, endless: bool, pieces: int
+    lengths: list[int], length: int, batch_size: int, steps: int, seed: int | None, endless: bool, pieces: int
 ) -> None:
     split = numbered_split(lengths)
-    options: dict[str, Any] = {"batch": batch, "length": length, "seed": seed, "endless": endless}
-    options["longest_document"] = pieces * length
+    options: dict[str, Any] = {"batch_size": batch_size, "length": length, "seed": seed, "endless": endless}
+    options["max_document_length"] = pieces * length
     uninterrupted = Lanes(split, **options)
     for _ in islice(uninterrupted, steps):
         pass
@@ -294,7 +302,7 @@ def test_a_restored_position_goes_on_as_if_nothing_had_happened(
     for rank in range(2):
         half = Lanes(split, **options, rank=rank, world=2)
         half.load_state_dict(state)
-        own = slice(rank * batch // 2, (rank + 1) * batch // 2)
+        own = slice(rank * batch_size // 2, (rank + 1) * batch_size // 2)
         for part, whole in zip(islice(half, 30), rest, strict=True):
             assert torch.equal(part.targets, whole.targets[own])
         assert half.state_dict() == restored.state_dict()
@@ -303,16 +311,16 @@ def test_a_restored_position_goes_on_as_if_nothing_had_happened(
 @settings(law, max_examples=40)
 @given(
     lengths=document_lengths,
-    batch=st.integers(1, 6),
+    batch_size=st.integers(1, 6),
     length=segment_length,
     seed=st.integers(0, 9),
     pieces=piece_segments,
 )
 def test_endless_lanes_read_every_document_once_in_each_epoch(
-    lengths: list[int], batch: int, length: int, seed: int, pieces: int
+    lengths: list[int], batch_size: int, length: int, seed: int, pieces: int
 ) -> None:
     longest = pieces * length
-    options: dict[str, Any] = {"batch": batch, "length": length, "seed": seed, "longest_document": longest}
+    options: dict[str, Any] = {"batch_size": batch_size, "length": length, "seed": seed, "max_document_length": longest}
     stream = Lanes(numbered_split(lengths), **options, endless=True)
     segments = []
     while stream.epoch < 3:
@@ -324,7 +332,7 @@ def test_endless_lanes_read_every_document_once_in_each_epoch(
 
 
 def order_of_epochs(lengths: list[int], seed: int | None, epochs: int) -> list[list[tuple[int, int, int]]]:
-    stream = Lanes(numbered_split(lengths), batch=1, length=3, seed=seed, endless=True, longest_document=3)
+    stream = Lanes(numbered_split(lengths), batch_size=1, length=3, seed=seed, endless=True, max_document_length=3)
     return [begun_pieces(list(islice(stream, 20)), lengths, longest=3) for _ in range(epochs)]
 
 
@@ -337,12 +345,12 @@ def test_a_seed_gives_each_epoch_an_order_of_its_own_and_the_same_each_time(leng
 
 
 def test_the_epoch_is_that_of_the_document_taken_last() -> None:
-    stream = Lanes(numbered_split([4, 4]), batch=1, length=2, endless=True)
+    stream = Lanes(numbered_split([4, 4]), batch_size=1, length=2, endless=True)
     assert [(next(stream), stream.epoch)[1] for _ in range(9)] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
 
 
 def test_reading_ends_for_good() -> None:
-    stream = lanes(numbered_split([5]), batch=2, length=3)
+    stream = lanes(numbered_split([5]), batch_size=2, length=3)
     assert len(list(stream)) == 2
     assert list(stream) == []
 
@@ -351,7 +359,7 @@ def test_lanes_of_real_books_decode_to_these_books(tmp_path: Path) -> None:
     source = files("compressive_transformer.apps.demo") / "sample"
     corpus = prepare(str(source), tmp_path / "data")
     texts = [bytearray() for _ in corpus.test.documents]
-    for segment in lanes(corpus.test, batch=2, length=4096):
+    for segment in lanes(corpus.test, batch_size=2, length=4096):
         for number, targets in zip(segment.documents.tolist(), segment.targets, strict=True):
             texts[number] += bytes(targets[targets != IGNORE].tolist())
     for text, document in zip(texts, sorted((source / "test").iterdir(), key=str), strict=True):
@@ -364,40 +372,43 @@ def test_lanes_of_real_books_decode_to_these_books(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch": 0}, r"batch \(0\) and length \(4\) must be at least 1"),
-        ({"length": 0}, r"batch \(4\) and length \(0\) must be at least 1"),
+        ({"batch_size": 0}, r"batch_size \(0\) and length \(4\) must be at least 1"),
+        ({"length": 0}, r"batch_size \(4\) and length \(0\) must be at least 1"),
         ({"length": -3}, r"length \(-3\) must be at least 1"),
-        ({"world": 3}, r"batch \(4\) must be a multiple of the number of processes \(3\)"),
+        ({"world": 3}, r"batch_size \(4\) must be a multiple of the number of processes \(3\)"),
         ({"rank": 2, "world": 2}, r"rank \(2\) must be in 0 \.\. world - 1, world is 2"),
         ({"rank": -1}, r"rank \(-1\)"),
         ({"world": 0}, r"world is 0"),
         ({"seed": -1}, r"seed \(-1\) must be 0 or more"),
-        ({"longest_document": 10}, r"longest_document \(10\) must be a multiple .* \(4 tokens\), the nearest is 12,"),
-        ({"longest_document": 9}, r"longest_document \(9\) .* the nearest is 8, or 0 for whole documents"),
-        ({"longest_document": 1}, r"longest_document \(1\) .* the nearest is 4,"),
-        ({"longest_document": -8}, r"longest_document \(-8\) .* the nearest is 4,"),
+        (
+            {"max_document_length": 10},
+            r"max_document_length \(10\) must be a multiple .* \(4 tokens\), the nearest is 12,",
+        ),
+        ({"max_document_length": 9}, r"max_document_length \(9\) .* the nearest is 8, or 0 for whole documents"),
+        ({"max_document_length": 1}, r"max_document_length \(1\) .* the nearest is 4,"),
+        ({"max_document_length": -8}, r"max_document_length \(-8\) .* the nearest is 4,"),
     ],
     ids=str,
 )
 def test_settings_that_cannot_be_are_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(CompressiveError, match=message):
-        Lanes(numbered_split([3, 5]), **({"batch": 4, "length": 4} | change))  # type: ignore[arg-type]
+        Lanes(numbered_split([3, 5]), **({"batch_size": 4, "length": 4} | change))  # type: ignore[arg-type]
 
 
 def test_a_split_without_documents_is_refused() -> None:
     empty = Split("test", (), np.zeros(0, dtype=np.uint16), vocab_size=257, lossless=True, fingerprint="f")
     with pytest.raises(CompressiveError, match="split test has no documents"):
-        lanes(empty, batch=1, length=4)
+        lanes(empty, batch_size=1, length=4)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch": 3}, "batch is 3 there and 2 here"),
+        ({"batch_size": 3}, "batch is 3 there and 2 here"),
         ({"length": 5}, "length is 5 there and 4 here"),
         ({"seed": None}, "seed is None there and 7 here"),
         ({"endless": False}, "endless is False there and True here"),
-        ({"longest_document": 4}, "longest_document is 4 there and 8 here"),
+        ({"max_document_length": 4}, "max_document_length is 4 there and 8 here"),
         ({"corpus": "other"}, "corpus is 'other' there and 'f' here"),
         ({"split": "test"}, "split is 'test' there"),
         ({"pieces": [0]}, "damaged: 2 integer"),
@@ -420,7 +431,7 @@ def test_a_split_without_documents_is_refused() -> None:
     ids=str,
 )
 def test_a_position_that_does_not_fit_is_refused_and_changes_nothing(change: dict[str, object], message: str) -> None:
-    stream = Lanes(numbered_split([3, 9, 12]), batch=2, length=4, seed=7, endless=True, longest_document=8)
+    stream = Lanes(numbered_split([3, 9, 12]), batch_size=2, length=4, seed=7, endless=True, max_document_length=8)
     next(stream)
     state = stream.state_dict()
     with pytest.raises(CompressiveError, match=message):
@@ -428,9 +439,9 @@ def test_a_position_that_does_not_fit_is_refused_and_changes_nothing(change: dic
     assert stream.state_dict() == state
 
 
-@pytest.mark.parametrize("name", ["batch", "epoch", "taken", "pieces", "segments", "corpus"])
+@pytest.mark.parametrize("name", ["batch_size", "epoch", "taken", "pieces", "segments", "corpus"])
 def test_a_position_with_a_part_missing_is_refused(name: str) -> None:
-    stream = Lanes(numbered_split([3, 9, 12]), batch=2, length=4, seed=7)
+    stream = Lanes(numbered_split([3, 9, 12]), batch_size=2, length=4, seed=7)
     state = stream.state_dict()
     del state[name]
     with pytest.raises(CompressiveError, match="position"):

@@ -201,7 +201,7 @@ def test_selecting_lanes_commutes_with_reading(order):
     after = model(stream[indices, 22:], memory.select(indices))
     assert_same_memory(model, after.memory, before, 1e-12)
     assert_close(after.logits, model(stream[:, 22:], memory).logits[indices], 1e-12)
-    assert memory.select(indices).batch == len(order)
+    assert memory.select(indices).batch_size == len(order)
 
 
 # --- copies ---
@@ -234,7 +234,7 @@ def test_detach_and_to_change_the_states_and_nothing_else():
 
 def test_an_empty_memory_is_zeros_in_the_models_dtype():
     memory = small_model().float().empty_memory(3)
-    assert memory.batch == 3
+    assert memory.batch_size == 3
     assert memory.seen.tolist() == [0, 0, 0]
     assert [tuple(getattr(memory, tier)[0].shape) for tier in TIERS] == [(3, 3, 8), (3, 7, 8), (3, 0, 8)]
     assert {states.dtype for states in memory.recent} == {torch.float32}

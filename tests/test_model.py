@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compressive_transformer.compression import COMPRESSIONS, Compression, matched
+from compressive_transformer.compression import COMPRESSIONS, Compression, match_rms
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import SlotLayout
 from compressive_transformer.model import CompressiveTransformer, next_token_loss, with_lengths
@@ -138,7 +138,7 @@ def test_figure_1_each_step_turns_three_evicted_states_into_one():
         if step > 2:
             for layer, block in enumerate(model.blocks):
                 oldest = before.recent[layer][:, None, :3]
-                assert_close(memory.compressed[layer][:, 5:], matched(block.compression(oldest), oldest), 1e-12)
+                assert_close(memory.compressed[layer][:, 5:], match_rms(block.compression(oldest), oldest), 1e-12)
                 assert torch.equal(memory.compressed[layer][:, :5], before.compressed[layer][:, 1:])
                 assert torch.equal(memory.recent[layer][:, :3], before.recent[layer][:, 3:])
 
@@ -709,5 +709,5 @@ def test_the_memory_of_another_batch_is_refused():
     model = small_model()
     with pytest.raises(CompressiveError, match=r"memory does not fit: seen must be int64 \[batch = 3\].*\[2\]; start"):
         model(random_tokens(3, 4), model.empty_memory(2))
-    with pytest.raises(CompressiveError, match=r"batch \(0\) must be 1 or more"):
+    with pytest.raises(CompressiveError, match=r"batch_size \(0\) must be 1 or more"):
         model.empty_memory(0)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from compressive_transformer.config import TrainConfig
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.train.optimizer import Optimiser, Update, scheduled, update_period
+from compressive_transformer.train.optimizer import Optimizer, Update, scheduled, steps_per_update
 from runs import tiny_model
 
-CONFIG = TrainConfig(steps=100, warmup=20, learning_rate=1e-2, learning_rate_edge=1e-4)
+CONFIG = TrainConfig(steps=100, warmup_steps=20, learning_rate=1e-2, min_learning_rate=1e-4)
 
 
 def give_gradients(model: CompressiveTransformer, *, seed: int, size: float = 1.0) -> None:
@@ -25,11 +25,11 @@ def give_gradients(model: CompressiveTransformer, *, seed: int, size: float = 1.
 
 def updated(model: CompressiveTransformer, steps: int = 3, **training: Any) -> list[Update]:
     """The model after a few updates with gradients of very different sizes, which a clip makes equal."""
-    optimiser = Optimiser(model, TrainConfig(**{"learning_rate": 1e-2, "warmup": 0, **training}))
+    optimizer = Optimizer(model, TrainConfig(**{"learning_rate": 1e-2, "warmup_steps": 0, **training}))
     updates = []
     for step in range(1, steps + 1):
         give_gradients(model, seed=step, size=10.0**-step)
-        updates.append(optimiser.step(step))
+        updates.append(optimizer.step(step))
     return updates
 
 
@@ -62,13 +62,13 @@ def test_a_cosine_leads_the_rate_back_to_the_edge_at_the_last_step() -> None:
     assert rates[-1] == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 1), (10, 0), (10, 10)])
-def test_warmup_may_be_nothing_or_all(steps: int, warmup: int) -> None:
-    config = TrainConfig(steps=steps, warmup=warmup, learning_rate=1e-2)
+@pytest.mark.parametrize(("steps", "warmup_steps"), [(1, 0), (1, 1), (10, 0), (10, 10)])
+def test_warmup_may_be_nothing_or_all(steps: int, warmup_steps: int) -> None:
+    config = TrainConfig(steps=steps, warmup_steps=warmup_steps, learning_rate=1e-2)
     rates = [scheduled(config, step, 1e-2) for step in range(1, steps + 1)]
     assert all(1e-6 <= rate <= 1e-2 for rate in rates)
-    assert rates == sorted(rates, reverse=warmup < steps)
-    assert rates[-1] == pytest.approx(1e-2 if warmup == steps else 1e-6)
+    assert rates == sorted(rates, reverse=warmup_steps < steps)
+    assert rates[-1] == pytest.approx(1e-2 if warmup_steps == steps else 1e-6)
 
 
 def test_a_peak_below_the_edge_is_never_exceeded() -> None:
@@ -78,12 +78,12 @@ def test_a_peak_below_the_edge_is_never_exceeded() -> None:
 
 def test_each_half_has_a_rate_of_its_own_under_one_schedule() -> None:
     model = tiny_model()
-    config = TrainConfig(steps=10, warmup=4, learning_rate=1e-2, compression_learning_rate=1e-3)
-    optimiser = Optimiser(model, config)
+    config = TrainConfig(steps=10, warmup_steps=4, learning_rate=1e-2, compression_learning_rate=1e-3)
+    optimizer = Optimizer(model, config)
     give_gradients(model, seed=0)
-    update = optimiser.step(7)
+    update = optimizer.step(7)
     network, own = halves(model)
-    rates = {id(p): group["lr"] for group in optimiser.adam.param_groups for p in group["params"]}
+    rates = {id(p): group["lr"] for group in optimizer.adam.param_groups for p in group["params"]}
     assert {rates[id(p)] for p in network.values()} == {scheduled(config, 7, 1e-2)} == {update.learning_rate}
     assert {rates[id(p)] for p in own.values()} == {scheduled(config, 7, 1e-3)}
 
@@ -92,14 +92,14 @@ def test_each_half_has_a_rate_of_its_own_under_one_schedule() -> None:
     ("settings", "periods"),
     [
         ({}, [1, 1, 1, 1, 1, 1]),
-        ({"update_period": 2}, [2, 2, 2, 2, 2, 2]),
-        ({"late_update_period": 4}, [1, 1, 1, 1, 1, 1]),  # step 0 stands for never
-        ({"late_update_period": 4, "late_update_step": 4}, [1, 1, 1, 4, 4, 4]),
-        ({"update_period": 3, "late_update_period": 1, "late_update_step": 1}, [1, 1, 1, 1, 1, 1]),
+        ({"steps_per_update": 2}, [2, 2, 2, 2, 2, 2]),
+        ({"late_steps_per_update": 4}, [1, 1, 1, 1, 1, 1]),  # step 0 stands for never
+        ({"late_steps_per_update": 4, "late_update_step": 4}, [1, 1, 1, 4, 4, 4]),
+        ({"steps_per_update": 3, "late_steps_per_update": 1, "late_update_step": 1}, [1, 1, 1, 1, 1, 1]),
     ],
 )
 def test_the_update_period_changes_at_its_step(settings: dict[str, int], periods: list[int]) -> None:
-    assert [update_period(TrainConfig(**settings), step) for step in range(1, 7)] == periods
+    assert [steps_per_update(TrainConfig(**settings), step) for step in range(1, 7)] == periods
 
 
 # --- groups ---
@@ -107,7 +107,7 @@ def test_the_update_period_changes_at_its_step(settings: dict[str, int], periods
 
 def test_every_parameter_is_in_one_group() -> None:
     model = tiny_model(compressed_position="unit")
-    groups = Optimiser(model, TrainConfig()).adam.param_groups
+    groups = Optimizer(model, TrainConfig()).adam.param_groups
     members = [id(parameter) for group in groups for parameter in group["params"]]
     assert len(members) == len(set(members))
     assert set(members) == {id(parameter) for parameter in model.parameters()}
@@ -122,13 +122,13 @@ def test_without_gradient_matrices_decay_and_vectors_do_not() -> None:
         parameter.grad = torch.zeros_like(parameter)
     config = TrainConfig(
         steps=4,
-        warmup=4,
+        warmup_steps=4,
         learning_rate=0.5,
         weight_decay=0.1,
         compression_learning_rate=0.25,
         compression_weight_decay=0.2,
     )
-    Optimiser(model, config).step(4)
+    Optimizer(model, config).step(4)
     for (name, one), other in zip(model.named_parameters(), start.parameters(), strict=True):
         share = (
             0.25 * 0.2 if ".compression." in name else 0.5 * 0.1 if one.ndim > 1 and not name.endswith("_bias") else 0.0
@@ -136,7 +136,7 @@ def test_without_gradient_matrices_decay_and_vectors_do_not() -> None:
         torch.testing.assert_close(one, (1 - share) * other, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("setting", ["clip", "weight_decay"])
+@pytest.mark.parametrize("setting", ["max_grad_norm", "weight_decay"])
 def test_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(setting: str) -> None:
     plain, network, own = tiny_model(), tiny_model(), tiny_model()
     updated(plain)
@@ -150,33 +150,33 @@ def test_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(setting: str) -
 
 def test_each_half_is_clipped_to_a_norm_of_its_own_and_told_before() -> None:
     model = tiny_model()
-    optimiser = Optimiser(model, TrainConfig(clip=0.5, compression_clip=0.25))
+    optimizer = Optimizer(model, TrainConfig(max_grad_norm=0.5, compression_max_grad_norm=0.25))
     seen: list[float] = []
 
     def measure(*_: object) -> None:
         for half in halves(model):
             seen.append(float(torch.cat([p.grad.flatten() for p in half.values()]).norm()))
 
-    optimiser.adam.register_step_pre_hook(measure)
+    optimizer.adam.register_step_pre_hook(measure)
     give_gradients(model, seed=0)
     before = [float(torch.cat([p.grad.flatten() for p in half.values()]).norm()) for half in halves(model)]
-    update = optimiser.step(1)
-    assert list(update.table().values())[1:] == pytest.approx(before)
+    update = optimizer.step(1)
+    assert list(update.to_dict().values())[1:] == pytest.approx(before)
     assert seen == pytest.approx([0.5, 0.25], rel=1e-4)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_gradients_below_the_clip_stay_as_they_are() -> None:
     one, other = tiny_model(), tiny_model()
-    updated(one, clip=1e6, compression_clip=1e6)
-    updated(other, clip=1e9, compression_clip=1e9)
+    updated(one, max_grad_norm=1e6, compression_max_grad_norm=1e6)
+    updated(other, max_grad_norm=1e9, compression_max_grad_norm=1e9)
     assert all(same(dict(one.named_parameters()), dict(other.named_parameters())))
 
 
 def test_a_compression_function_without_parameters_needs_no_group() -> None:
     model = tiny_model(compression="mean")
     assert [update.compression_gradient_norm for update in updated(model)] == [0.0] * 3
-    assert len(Optimiser(model, TrainConfig()).adam.param_groups) == 2
+    assert len(Optimizer(model, TrainConfig()).adam.param_groups) == 2
 
 
 # --- Muon ---
@@ -184,10 +184,10 @@ def test_a_compression_function_without_parameters_needs_no_group() -> None:
 
 def test_muon_takes_the_matrices_of_attention_and_feed_forward_networks_and_adamw_all_else() -> None:
     model = tiny_model(compression_loss="auto-encoding", compressed_position="unit")
-    optimiser = Optimiser(model, TrainConfig(optimiser="muon"))
+    optimizer = Optimizer(model, TrainConfig(optimizer="muon"))
     names = {parameter: name for name, parameter in model.named_parameters()}
     muon, adam = (
-        {names[p] for group in optimiser.optimisers[kind].param_groups for p in group["params"]}
+        {names[p] for group in optimizer.optimizers[kind].param_groups for p in group["params"]}
         for kind in ("muon", "adam")
     )
     parts = ("query", "key_value", "output", "position", "compressed_position")
@@ -198,15 +198,21 @@ def test_muon_takes_the_matrices_of_attention_and_feed_forward_networks_and_adam
     }
     assert adam == set(names.values()) - muon
     assert {"embedding.weight", "blocks.0.compression.weight", "blocks.0.compression_decoder.weight"} <= adam
-    assert set(Optimiser(model, TrainConfig()).optimisers) == {"adam"}
+    assert set(Optimizer(model, TrainConfig()).optimizers) == {"adam"}
 
 
 def test_an_update_with_muon_is_that_of_both_optimisers_called_by_hand() -> None:
     model, other = tiny_model(), tiny_model()
     config = TrainConfig(
-        optimiser="muon", steps=9, warmup=0, learning_rate=1e-2, weight_decay=0.1, clip=1e9, compression_clip=1e9
+        optimizer="muon",
+        steps=9,
+        warmup_steps=0,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        max_grad_norm=1e9,
+        compression_max_grad_norm=1e9,
     )
-    optimiser, named = Optimiser(model, config), dict(other.named_parameters())
+    optimizer, named = Optimizer(model, config), dict(other.named_parameters())
     hidden = [
         p
         for name, p in named.items()
@@ -223,7 +229,7 @@ def test_an_update_with_muon_is_that_of_both_optimisers_called_by_hand() -> None
     for step in (1, 2):
         give_gradients(model, seed=step)
         give_gradients(other, seed=step)
-        optimiser.step(step)
+        optimizer.step(step)
         for at, one in enumerate(by_hand):
             for group in one.param_groups:
                 group["lr"] = scheduled(config, step, config.compression_learning_rate if at == 3 else 1e-2)
@@ -232,12 +238,12 @@ def test_an_update_with_muon_is_that_of_both_optimisers_called_by_hand() -> None
         torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("setting", ["learning_rate", "clip", "weight_decay"])
+@pytest.mark.parametrize("setting", ["learning_rate", "max_grad_norm", "weight_decay"])
 def test_under_muon_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(setting: str) -> None:
     plain, network, own = tiny_model(), tiny_model(), tiny_model()
-    updated(plain, optimiser="muon")
-    updated(network, optimiser="muon", **{setting: 0.05})
-    updated(own, optimiser="muon", **{f"compression_{setting}": 0.05})
+    updated(plain, optimizer="muon")
+    updated(network, optimizer="muon", **{setting: 0.05})
+    updated(own, optimizer="muon", **{f"compression_{setting}": 0.05})
     for changed, half in ((network, 0), (own, 1)):
         assert not all(same(halves(changed)[half], halves(plain)[half]))
         assert all(same(halves(changed)[1 - half], halves(plain)[1 - half]))
@@ -249,19 +255,19 @@ def test_under_muon_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(sett
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_an_optimiser_goes_on_from_its_tensors_to_the_bit(kind: Any) -> None:
     model, other = tiny_model(), tiny_model()
-    config = replace(CONFIG, optimiser=kind)
-    optimiser = Optimiser(model, config)
+    config = replace(CONFIG, optimizer=kind)
+    optimizer = Optimizer(model, config)
     for step in (1, 2):
         give_gradients(model, seed=step)
-        optimiser.step(step)
+        optimizer.step(step)
     give_gradients(model, seed=3)  # of an update that is not complete
-    tensors = {**optimiser.state(), **optimiser.gradients()}
+    tensors = {**optimizer.state(), **optimizer.gradients()}
     copied = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     other.load_state_dict(model.state_dict())
-    restored = Optimiser(other, config)
+    restored = Optimizer(other, config)
     restored.restore(copied)
     for step in (3, 4):
-        assert optimiser.step(step) == restored.step(step)
+        assert optimizer.step(step) == restored.step(step)
         give_gradients(model, seed=step + 1)
         give_gradients(other, seed=step + 1)
     assert all(same(dict(other.named_parameters()), dict(model.named_parameters())))
@@ -269,12 +275,12 @@ def test_an_optimiser_goes_on_from_its_tensors_to_the_bit(kind: Any) -> None:
 
 def test_the_state_has_a_name_for_each_tensor_of_each_parameter() -> None:
     model = tiny_model()
-    optimiser = Optimiser(model, CONFIG)
-    assert (optimiser.state(), optimiser.gradients()) == ({}, {})
+    optimizer = Optimizer(model, CONFIG)
+    assert (optimizer.state(), optimizer.gradients()) == ({}, {})
     give_gradients(model, seed=0)
     names = [name for name, _ in model.named_parameters()]
-    assert list(optimiser.gradients()) == [f"gradient.{name}" for name in names]
-    optimiser.step(1)
-    assert optimiser.gradients() == {}
+    assert list(optimizer.gradients()) == [f"gradient.{name}" for name in names]
+    optimizer.step(1)
+    assert optimizer.gradients() == {}
     expected = {f"adam.{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq") for name in names}
-    assert set(optimiser.state()) == expected
+    assert set(optimizer.state()) == expected

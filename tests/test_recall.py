@@ -125,7 +125,7 @@ def test_distances_that_cannot_be_are_refused(setting: str, tmp_path: Path) -> N
 def test_values_are_the_only_targets_and_all_else_is_input_as_ever(data: Corpus) -> None:
     split = part(data, 5)
     everything = replace(split, targets=None)
-    pairs = list(zip(Lanes(split, batch=3, length=7), Lanes(everything, batch=3, length=7), strict=True))
+    pairs = list(zip(Lanes(split, batch_size=3, length=7), Lanes(everything, batch_size=3, length=7), strict=True))
     assert any(ours.total_targets == 0 for ours, _ in pairs)
     for ours, plain in pairs:
         assert torch.equal(ours.tokens, plain.tokens)
@@ -136,8 +136,8 @@ def test_values_are_the_only_targets_and_all_else_is_input_as_ever(data: Corpus)
 
 def test_targets_are_counted_over_all_processes(data: Corpus) -> None:
     split = part(data, 5)
-    whole = Lanes(split, batch=4, length=50)
-    shares = [Lanes(split, batch=4, length=50, rank=rank, world=2) for rank in range(2)]
+    whole = Lanes(split, batch_size=4, length=50)
+    shares = [Lanes(split, batch_size=4, length=50, rank=rank, world=2) for rank in range(2)]
     for segment, *parts in zip(whole, *shares, strict=True):
         assert torch.equal(segment.targets, torch.cat([own.targets for own in parts]))
         assert {own.total_targets for own in parts} == {segment.total_targets}
@@ -145,7 +145,7 @@ def test_targets_are_counted_over_all_processes(data: Corpus) -> None:
 
 def test_a_score_is_of_the_targets_alone(data: Corpus) -> None:
     split, model = part(data, 3), model_for_recall()
-    result = evaluate(model, split, batch=2, by=[ByPosition(data)])
+    result = evaluate(model, split, batch_size=2, by=[ByPosition(data)])
     nats = []
     for number in range(3):
         ids = torch.tensor(split.read(number))
@@ -159,11 +159,13 @@ def test_a_score_is_of_the_targets_alone(data: Corpus) -> None:
     assert sum(score.tokens for _, score in result.buckets["by_position"]) == total.tokens
     assert sum(score.bytes for _, score in result.buckets["by_position"]) == total.bytes
     assert sum(score.nats for _, score in result.buckets["by_position"]) == pytest.approx(total.nats)
-    assert evaluate(model, split, batch=1).total.nats == dynamic_evaluate(model, split, learning_rate=0.0).total.nats
+    assert (
+        evaluate(model, split, batch_size=1).total.nats == dynamic_evaluate(model, split, learning_rate=0.0).total.nats
+    )
 
 
 def test_a_training_goes_on_over_steps_without_targets(data: Corpus, tmp_path: Path) -> None:
-    small = {"batch": 1, "log_every": 1, "steps": 12, "validate_every": 6, "sample_every": 0}
+    small = {"batch_size": 1, "log_every": 1, "steps": 12, "validate_every": 6, "sample_every": 0}
     model = tiny_run(data, tmp_path / "run", model={"segment_length": 2}, **small)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     losses = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines() if "loss" in line]
@@ -212,7 +214,7 @@ def test_accuracy_is_that_of_single_steps(data: Corpus) -> None:
             memory = output.memory
             likeliest.append(int(output.logits[0, -1].argmax()))
         right.append([likeliest[answer.first] == ids[answer.first] for answer in answers])
-    result = recall_accuracy(model, split, batch=2)
+    result = recall_accuracy(model, split, batch_size=2)
     assert [(bucket.answers, bucket.right) for bucket in result.documents] == [(len(of), sum(of)) for of in right]
     assert 0 < result.total.right < result.total.answers
     assert result.accuracy == sum(map(sum, right)) / sum(map(len, right))
@@ -221,7 +223,7 @@ def test_accuracy_is_that_of_single_steps(data: Corpus) -> None:
 def test_accuracy_does_not_depend_on_the_batch_and_every_way_to_divide_answers_holds_all(data: Corpus) -> None:
     split, model = part(data, 5), model_for_recall().train()
     result = recall_accuracy(model, split)
-    assert result == recall_accuracy(model, split, batch=1) == recall_accuracy(model, split, batch=2)
+    assert result == recall_accuracy(model, split, batch_size=1) == recall_accuracy(model, split, batch_size=2)
     assert model.training
     for buckets in (result.by_reach, result.by_distance, result.documents):
         assert sum(bucket.answers for bucket in buckets) == result.total.answers
@@ -269,7 +271,7 @@ def test_a_corpus_without_answers_and_one_of_other_tokens_are_refused(corpus: Co
 
 
 def test_a_bucket_without_answers_has_no_accuracy() -> None:
-    assert Bucket("none", 0, 0).table() == {"label": "none", "answers": 0, "right": 0, "accuracy": None}
+    assert Bucket("none", 0, 0).to_dict() == {"label": "none", "answers": 0, "right": 0, "accuracy": None}
 
 
 # --- keys hidden in text ---
@@ -346,8 +348,17 @@ def test_keys_that_cannot_be_hidden_are_refused(setting: str, said: str, tmp_pat
 def test_the_command_prints_the_accuracy_of_a_run(
     data: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny_run(data, tmp_path / "run", model=MODEL, steps=1, warmup=1, validate_every=0, sample_every=0)
-    arguments = ["compressive", "recall", str(tmp_path / "run"), str(data.path), "--split", "test", "--batch", "64"]
+    tiny_run(data, tmp_path / "run", model=MODEL, steps=1, warmup_steps=1, validate_every=0, sample_every=0)
+    arguments = [
+        "compressive",
+        "recall",
+        str(tmp_path / "run"),
+        str(data.path),
+        "--split",
+        "test",
+        "--batch-size",
+        "64",
+    ]
     monkeypatch.setattr(sys, "argv", arguments)
     main()
     shown = capsys.readouterr().out
@@ -365,8 +376,15 @@ PLAN: dict[str, Any] = {
     "seeds": [0, 1],
     "baseline": "short",
     "model": {"d_model": 16, "n_heads": 2, **MODEL},
-    "train": {"steps": 2, "batch": 2, "warmup": 1, "validate_every": 1, "learning_rate": 0.3, "clip": 10.0},
-    "evaluate": {"task": "recall", "batch": 32},
+    "train": {
+        "steps": 2,
+        "batch_size": 2,
+        "warmup_steps": 1,
+        "validate_every": 1,
+        "learning_rate": 0.3,
+        "max_grad_norm": 10.0,
+    },
+    "evaluate": {"task": "recall", "batch_size": 32},
     "settings": {"short": {"model": {"compressed_length": 0}}, "long": {}},
 }
 
@@ -376,7 +394,7 @@ def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None
     for run in plan.runs():
         finish(run, data, tmp_path / "out")
     results = summarise(plan, data, tmp_path / "out", processes=1, failed={})
-    table = results.table()
+    table = results.to_dict()
     short, long = (entry["measures"]["accuracy"]["values"] for entry in table["settings"])
     against = table["settings"][1]["against_baseline"]
     assert against["differences"] == [own - other for other, own in zip(short, long, strict=True)]

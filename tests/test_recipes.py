@@ -57,10 +57,10 @@ def test_there_is_a_recipe_and_a_twin_for_each_experiment() -> None:
 def test_a_recipe_of_the_paper_has_the_sizes_that_the_paper_states(name: str) -> None:
     model, training = configs_of(PAPER[name], VOCABULARY[name])
     memory = (model.segment_length, model.memory_length, model.compressed_length, model.compression_rate)
-    assert (model.n_layers, *memory, training.warmup, training.steps) == STATED[name]
-    assert (training.learning_rate, training.learning_rate_edge, training.clip) == (3e-4, 1e-6, 0.1)
-    assert (training.late_update_step, training.late_update_period) == (60_000, 4)
-    assert training.longest_document % model.segment_length == 0
+    assert (model.n_layers, *memory, training.warmup_steps, training.steps) == STATED[name]
+    assert (training.learning_rate, training.min_learning_rate, training.max_grad_norm) == (3e-4, 1e-6, 0.1)
+    assert (training.late_update_step, training.late_steps_per_update) == (60_000, 4)
+    assert training.max_document_length % model.segment_length == 0
 
 
 @pytest.mark.parametrize("name", [name for name in PAPER if name != "wikitext103"])
@@ -115,7 +115,14 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_recipe_trains_on_real_text(name: str, corpus: Corpus, words: Corpus, tmp_path: Path) -> None:
     data = words if name.startswith("wikitext") else corpus
-    changes = {"steps": 2, "batch": 2, "warmup": 1, "validate_every": 2, "validation_tokens": 100, "sample_every": 0}
+    changes = {
+        "steps": 2,
+        "batch_size": 2,
+        "warmup_steps": 1,
+        "validate_every": 2,
+        "validation_tokens": 100,
+        "sample_every": 0,
+    }
     path = tmp_path / "recipe.toml"
     path.write_text((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"), encoding="utf-8")
     tables = read_settings(path, [f"train.{field}={value}" for field, value in changes.items()])
@@ -128,5 +135,5 @@ def test_a_small_recipe_trains_on_real_text(name: str, corpus: Corpus, words: Co
 def test_each_lane_of_a_recipe_reads_a_part_of_its_own_where_training_data_is_one_document(name: str) -> None:
     tables = tomllib.loads(PAPER[name].read_text(encoding="utf-8"))
     tokens = {"enwik8": 90_000_000, "wikitext103": 103_227_021}[name]
-    longest, batch = tables["train"]["longest_document"], tables["train"]["batch"]
-    assert -(-tokens // longest) == batch
+    longest, batch_size = tables["train"]["max_document_length"], tables["train"]["batch_size"]
+    assert -(-tokens // longest) == batch_size

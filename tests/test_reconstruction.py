@@ -44,8 +44,8 @@ class Measured(reference.Lane):
         new: list[torch.Tensor] = super().compress(layer, evicted, usage, following)
         rate = self.rate[layer]
         means = [sum(evicted[at : at + rate]) / rate for at in range(0, len(evicted), rate)]
-        if self.c.compressed_scale == "matched":
-            means = [self.matched(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
+        if self.c.compressed_scale == "rms":
+            means = [self.match_rms(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
         zeros = [torch.zeros_like(state) for state in new]  # attention over zeros is zero: the error is the target
         for at, states in enumerate((new, means, zeros) if new else ()):
             self.squares[layer, at] += self.reconstruction(layer, evicted, states)
@@ -86,7 +86,9 @@ def test_every_function_is_measured_whatever_trains_it(corpus: Corpus, compressi
 
 def test_the_result_does_not_depend_on_the_batch_and_nothing_stays_behind(corpus: Corpus) -> None:
     model = altered_model()
-    alone, together = (measure_reconstruction(model.train(), corpus.validation, batch=batch) for batch in (1, 5))
+    alone, together = (
+        measure_reconstruction(model.train(), corpus.validation, batch_size=batch_size) for batch_size in (1, 5)
+    )
     assert alone.error == pytest.approx(together.error, rel=1e-9)
     assert alone.mean_pooling == pytest.approx(together.mean_pooling, rel=1e-9)
     assert model.training

@@ -67,7 +67,7 @@ def content(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     checked = read_plan(plan, corpus)
     for run in checked.runs():
         finish(run, corpus, out)
-    return summarise(checked, corpus, out, processes=1, failed={}).table()
+    return summarise(checked, corpus, out, processes=1, failed={}).to_dict()
 
 
 def write(folder: Path, content: Any) -> Path:

@@ -115,7 +115,7 @@ def test_64_sessions_at_once_give_what_each_gives_alone(
     model: CompressiveTransformer, engine_of: Callable[..., Engine]
 ) -> None:
     sessions = [Alone(number, model) for number in range(64)]
-    engine = engine_of(batch=7)
+    engine = engine_of(batch_size=7)
     for session, (id, nats, texts) in zip(sessions, run_at_once(engine, sessions), strict=True):
         assert texts == session.texts
         for own, expected in zip(nats, session.nats, strict=True):
@@ -129,7 +129,7 @@ def test_in_single_precision_sessions_at_once_write_the_tokens_that_each_writes_
 ) -> None:
     model = tiny_model(seed=1).eval()
     sessions = [Alone(number, model) for number in range(24)]
-    engine = engine_of(model, tmp_path, resident=22, batch=16)  # the others are on disk in between
+    engine = engine_of(model, tmp_path, resident=22, batch_size=16)  # the others are on disk in between
     for session, (_, nats, texts) in zip(sessions, run_at_once(engine, sessions, 20), strict=True):
         assert texts == session.texts
         for own, expected in zip(nats, session.nats, strict=True):
@@ -184,7 +184,7 @@ def test_writing_ends_before_the_first_stop(engine_of: Callable[..., Engine], mo
 
 
 def test_a_long_text_does_not_keep_others_waiting(engine_of: Callable[..., Engine]) -> None:
-    engine, told = engine_of(batch=1), queue.SimpleQueue[tuple[str, Event]]()
+    engine, told = engine_of(batch_size=1), queue.SimpleQueue[tuple[str, Event]]()
     long, short = engine.create(), engine.create()
     engine.read(long, engine.encode(BOOK[:600]), lambda event: told.put(("long", event)))
     engine.read(short, engine.encode(BOOK[:20]), lambda event: told.put(("short", event)))
@@ -200,7 +200,7 @@ def test_a_long_text_does_not_keep_others_waiting(engine_of: Callable[..., Engin
 def test_those_who_write_much_take_turns_and_write_what_they_write_alone(
     engine_of: Callable[..., Engine], model: CompressiveTransformer
 ) -> None:
-    engine, told = engine_of(batch=2), queue.SimpleQueue[tuple[int, Event]]()
+    engine, told = engine_of(batch_size=2), queue.SimpleQueue[tuple[int, Event]]()
     counts, texts, ends = (70, 60, 50, 9), [""] * 4, []
     for number, count in enumerate(counts):
         engine.write(engine.create(), count, Sampling(seed=number), lambda event, n=number: told.put((n, event)))
@@ -482,7 +482,7 @@ def test_a_folder_that_cannot_be_used_is_said_so(model: CompressiveTransformer, 
 def test_stopping_tells_those_who_wait_and_keeps_what_was_written(
     engine_of: Callable[..., Engine], tmp_path: Path, end: str
 ) -> None:
-    engine = engine_of(folder=tmp_path, batch=1)  # of two who write, one waits for its turn
+    engine = engine_of(folder=tmp_path, batch_size=1)  # of two who write, one waits for its turn
     told = [queue.SimpleQueue[Event]() for _ in range(3)]
     ids = [engine.create() for _ in told]
     jobs = [engine.write(id, 4096, Sampling(), one.put) for id, one in zip(ids[:2], told, strict=False)]

@@ -82,5 +82,5 @@ def test_what_is_whole_stays_as_it_is() -> None:
 
 
 def test_muon_is_refused_where_matrices_are_in_shards() -> None:
-    with pytest.raises(CompressiveError, match="sharded needs optimiser = 'adamw'"):
-        TrainConfig(sharded=True, optimiser="muon")
+    with pytest.raises(CompressiveError, match="sharded needs optimizer = 'adamw'"):
+        TrainConfig(sharded=True, optimizer="muon")

@@ -19,12 +19,12 @@ import torch
 
 from compressive_transformer.cli import main
 from compressive_transformer.data import Corpus, Document, Split, open_corpus, prepare
+from compressive_transformer.data.published import SPLITS_OF_PAPERS, Published
 from compressive_transformer.data.sources import published
 from compressive_transformer.data.sources.audio import read_wav, wav_of
-from compressive_transformer.data.published import SPLITS_OF_PAPERS, Published
 from compressive_transformer.data.tokenizers import mu_law_decode, mu_law_encode
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import Evaluation, beginnings, evaluate
+from compressive_transformer.evaluate import Evaluation, evaluate, truncate_split
 from compressive_transformer.generate.stream import Stream
 from compressive_transformer.model import with_lengths
 from runs import tiny_model, tiny_run, write_books
@@ -77,7 +77,7 @@ def test_enwik8_keeps_every_byte_and_cuts_at_90_and_95_of_100(tmp_path: Path, ar
 def test_a_beginning_of_raw_bytes_counts_bytes_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "enwik8").write_bytes(ENWIK)
     corpus = prepare(f"enwik8:{tmp_path / 'enwik8'}", tmp_path / "data")
-    part = beginnings(corpus.validation, corpus.tokenizer, 7).documents[0]
+    part = truncate_split(corpus.validation, corpus.tokenizer, 7).documents[0]
     assert part.bytes == part.tokens > 3
 
 
@@ -128,7 +128,7 @@ def test_wikitext_is_one_document_of_words_with_an_end_for_each_line(tmp_path: P
     assert corpus.lossless
     counts = np.bincount(corpus.train.read(0))
     assert counts.tolist() == sorted(counts, reverse=True)  # as adaptive softmax needs them
-    part = beginnings(corpus.train, corpus.tokenizer, 9).documents[0]
+    part = truncate_split(corpus.train, corpus.tokenizer, 9).documents[0]
     assert (part.tokens, part.words) == (9, 9)
 
 
@@ -272,12 +272,12 @@ def test_a_model_of_sound_trains_is_scored_and_writes_sound(
     for number in range(3):
         write_sound(tmp_path / "sound" / f"{number}.wav", chirp(60 + number))
     corpus = prepare(f"audio:{tmp_path / 'sound'}", tmp_path / "data", holdout=3)
-    model = tiny_run(corpus, tmp_path / "run", steps=2, batch=1, validate_every=2, sample_every=0)
+    model = tiny_run(corpus, tmp_path / "run", steps=2, batch_size=1, validate_every=2, sample_every=0)
     result = evaluate(model, corpus.test)
     assert result.total.bits_per_byte == pytest.approx(result.total.nats_per_token / math.log(2))
-    assert result.table()["word_perplexity"] is None
+    assert result.to_dict()["word_perplexity"] is None
     assert "word perplexity   none, there are no words" in str(result)
-    json.dumps(result.table(), allow_nan=False)
+    json.dumps(result.to_dict(), allow_nan=False)
 
     prompt = tmp_path / "sound" / "1.wav"
     arguments = ["generate", str(tmp_path / "run"), "--prompt", str(prompt), "--tokens", "10", "--seed", "1"]
@@ -340,18 +340,18 @@ def test_a_score_says_whether_it_can_stand_beside_published_figures(
         return evaluate(tiny_model(), split)
 
     short = replace(corpus.validation, documents=corpus.validation.documents[:1])
-    plain = scored(beginnings(short, corpus.tokenizer, 30))
+    plain = scored(truncate_split(short, corpus.tokenizer, 30))
     assert plain.conditions["benchmark"] is None
     assert "benchmark" not in str(plain)
-    split = replace(beginnings(short, corpus.tokenizer, 30), benchmark="PG-19")
+    split = replace(truncate_split(short, corpus.tokenizer, 30), benchmark="PG-19")
     text = "PG-19, but not an official split: not comparable with published figures"
     assert scored(split).conditions["benchmark"] == text
     assert str(scored(split)).splitlines()[-1] == f"benchmark         {text}"
     words = split.documents[0].words
     monkeypatch.setattr(published, "SPLITS_OF_PAPERS", [Published("PG-19", "validation", 1, words=words)])
-    assert scored(split).table()["conditions"]["benchmark"] == "PG-19, the official validation split"
+    assert scored(split).to_dict()["conditions"]["benchmark"] == "PG-19, the official validation split"
     # A part of an official split is none.
-    assert scored(beginnings(split, corpus.tokenizer, 20)).conditions["benchmark"] == text
+    assert scored(truncate_split(split, corpus.tokenizer, 20)).conditions["benchmark"] == text
 
 
 def test_a_word_perplexity_on_wikitext_is_that_of_its_tokens(tmp_path: Path) -> None:

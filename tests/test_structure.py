@@ -23,48 +23,21 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # The reading order: a file imports only from files above it. A folder counts as the file whose place it took.
 ORDER = [
     "errors",
-    "extras",
     "files",
-    "processes",
     "config",
-    "settings",
     "memory",
     "compression",
-    "positions",
     "attention",
-    "usage",
-    "blocks",
-    "embedding",
-    "inputs",
     "model",
-    "shards",
-    "transfer",
-    "describe",
-    "tokenizer",
-    "corpus",
-    "lanes",
+    "progress",
+    "data",
     "checkpoint",
     "evaluate",
-    "recall",
-    "reconstruction",
-    "comparison",
-    "decoding",
-    "keeping",
-    "sampling",
-    "stream",
-    "live",
-    "inspection",
-    "optimiser",
-    "window",
-    "trackers",
-    "progress",
-    "reports",
+    "generate",
     "train",
     "hf",
-    "harness",
-    "experiment",
-    "serve",
-    "demo",
+    "lm_eval",
+    "apps",
     "cli",
 ]
 
@@ -186,3 +159,38 @@ def test_the_sample_has_the_bytes_that_its_readme_lists() -> None:
     assert listed
     assert shipped == listed
     assert sum(path.stat().st_size for path in SAMPLE.rglob("*.txt")) <= 3_000_000
+
+
+# Words that read like a translation, and first words of a docstring that say nothing.
+BANNED = re.compile(
+    r"\b(anew|so many|taken? up|takes up|goes on|go on|going on|went on|told|affair|tells|gives back)\b", re.IGNORECASE
+)
+EMPTY_FIRST_WORDS = {"a", "an", "the", "what", "whether", "how", "which", "that", "where", "those", "one", "of", "all"}
+
+
+def documented(path: Path) -> Iterator[tuple[ast.AST, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            if text := ast.get_docstring(node):
+                yield node, text
+
+
+@each_file
+def test_docstrings_of_functions_begin_with_a_verb(path: Path) -> None:
+    wrong = []
+    for node, text in documented(path):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        decorators = {getattr(d, "id", getattr(d, "attr", "")) for d in node.decorator_list}
+        if decorators & {"property", "cached_property", "setter"}:
+            continue  # a noun phrase, as an attribute has
+        if text.split()[0].strip("`").lower() in EMPTY_FIRST_WORDS:
+            wrong.append(f"line {node.lineno}: {text.splitlines()[0][:60]}")
+    assert not wrong, "begin with an imperative verb: " + "; ".join(wrong)
+
+
+@each_file
+def test_texts_use_the_words_of_the_field(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    wrong = [f"line {number}: {m.group()}" for number, line in enumerate(lines, 1) if (m := BANNED.search(line))]
+    assert not wrong, f"say it in field words (cache, resume, reset, log, ...): {', '.join(wrong)}"

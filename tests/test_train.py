@@ -26,12 +26,12 @@ from compressive_transformer.config import TrainConfig
 from compressive_transformer.data import Corpus
 from compressive_transformer.data.lanes import lanes
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import beginnings, evaluate
+from compressive_transformer.evaluate import evaluate, truncate_split
 from compressive_transformer.model import CompressiveTransformer, next_token_loss
 from compressive_transformer.train import Trainer, train
 from compressive_transformer.train.distributed import Processes
 from compressive_transformer.train.log import cut_log, read_log
-from compressive_transformer.train.optimizer import Optimiser
+from compressive_transformer.train.optimizer import Optimizer
 from compressive_transformer.train.reports import Reports
 from compressive_transformer.train.signals import StopSignals
 from runs import MODEL, TRAINING, log_of, tiny_model, tiny_run
@@ -51,7 +51,7 @@ def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 
 def assert_same_run(actual: Path, expected: Path) -> None:
-    """The same parameters, optimiser, memory, random state, position and log, to the bit."""
+    """The same parameters, optimizer, memory, random state, position and log, to the bit."""
     assert sorted(file.name for file in actual.iterdir()) == sorted(file.name for file in expected.iterdir())
     point, other = (next((run / "resume").iterdir()) for run in (actual, expected))
     for name in ("training.safetensors", "process-0.safetensors"):
@@ -107,7 +107,7 @@ def test_a_run_goes_on_if_there_is_anything_to_go_on_from(corpus: Corpus, finish
 
 def test_the_newest_checkpoints_stay_with_their_checksums(corpus: Corpus, tmp_path: Path) -> None:
     for kept in (1, 2, 3, 9):
-        tiny_run(corpus, tmp_path / f"run-{kept}", checkpoints_kept=kept)
+        tiny_run(corpus, tmp_path / f"run-{kept}", keep_checkpoints=kept)
         points = sorted((tmp_path / f"run-{kept}" / "resume").iterdir())
         assert [int(point.name[5:]) for point in points] == [3, 6, 9, 10][-kept:]
         for point in points:
@@ -129,7 +129,7 @@ def test_a_copy_of_a_checkpoint_is_neither_taken_up_nor_removed(corpus: Corpus, 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
     corpus: Corpus, finished: Path, tmp_path: Path, name: str
 ) -> None:
-    options = {"model": {"dropout": 0.1}, "checkpoints_kept": 3}
+    options = {"model": {"dropout": 0.1}, "keep_checkpoints": 3}
     tiny_run(corpus, tmp_path / "run", stop_at=9, **options)
     damaged = tmp_path / "run/resume/step-000000009" / name
     content = bytearray(damaged.read_bytes())
@@ -164,11 +164,11 @@ def test_a_checkpoint_without_checksums_of_an_earlier_version_is_gone_on_from(co
 
 def test_a_run_over_pieces_of_documents_goes_on_to_the_bit(corpus: Corpus, tmp_path: Path) -> None:
     for stop in (3, 7, 10):
-        tiny_run(corpus, tmp_path / "parts", longest_document=24, resume=stop > 3, stop_at=stop)
+        tiny_run(corpus, tmp_path / "parts", max_document_length=24, resume=stop > 3, stop_at=stop)
         own = load_file(tmp_path / f"parts/resume/step-{stop:09}/process-0.safetensors")
         # No piece ends early in these steps, so that all lanes begin a new one every third step.
         assert own["memory-0.seen"].tolist() == [24 if stop % 3 == 0 else 8] * 4
-    tiny_run(corpus, tmp_path / "whole", longest_document=24)
+    tiny_run(corpus, tmp_path / "whole", max_document_length=24)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
@@ -223,8 +223,8 @@ def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -
     ("model", "training", "message"),
     [
         ({}, {"learning_rate": 0.02}, r"train\.learning_rate was 0\.01 and is 0\.02 now"),
-        ({}, {"batch": 2}, r"train\.batch was 4 and is 2 now"),
-        ({}, {"longest_document": 8}, r"train\.longest_document was 0 and is 8 now"),
+        ({}, {"batch_size": 2}, r"train\.batch was 4 and is 2 now"),
+        ({}, {"max_document_length": 8}, r"train\.max_document_length was 0 and is 8 now"),
         ({"memory_length": 10}, {}, r"model\.memory_length was 9 and is 10 now"),
     ],
 )
@@ -262,13 +262,13 @@ def test_a_run_of_an_earlier_version_goes_on_with_new_settings_at_their_defaults
     tiny_run(corpus, tmp_path / "run", stop_at=1)
     path = tmp_path / "run/resume/step-000000001/state.json"
     state = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("optimiser", "gradient_checkpointing", "compile"):
+    for name in ("optimizer", "gradient_checkpointing", "compile"):
         del state["train"][name]
     del state["model"]["compression_heads"]
     path.write_text(json.dumps(state), encoding="utf-8")
     path.with_name("SHA256SUMS").unlink()  # they wrote none
-    with pytest.raises(CompressiveError, match=r"train\.optimiser was 'adamw' and is 'muon' now"):
-        tiny_run(corpus, tmp_path / "run", resume=True, optimiser="muon")
+    with pytest.raises(CompressiveError, match=r"train\.optimizer was 'adamw' and is 'muon' now"):
+        tiny_run(corpus, tmp_path / "run", resume=True, optimizer="muon")
     tiny_run(corpus, tmp_path / "run", resume=True, stop_at=2)
     tiny_run(corpus, tmp_path / "whole", stop_at=2)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
@@ -276,9 +276,9 @@ def test_a_run_of_an_earlier_version_goes_on_with_new_settings_at_their_defaults
 
 def test_a_run_with_muon_goes_on_to_the_bit(corpus: Corpus, tmp_path: Path) -> None:
     start = dict(tiny_model().named_parameters())
-    whole = tiny_run(corpus, tmp_path / "whole", optimiser="muon", stop_at=7)
-    tiny_run(corpus, tmp_path / "parts", optimiser="muon", stop_at=4)
-    tiny_run(corpus, tmp_path / "parts", optimiser="muon", resume=True, stop_at=7)
+    whole = tiny_run(corpus, tmp_path / "whole", optimizer="muon", stop_at=7)
+    tiny_run(corpus, tmp_path / "parts", optimizer="muon", stop_at=4)
+    tiny_run(corpus, tmp_path / "parts", optimizer="muon", resume=True, stop_at=7)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     assert all(parameter.ne(start[name]).any() for name, parameter in whole.named_parameters())
 
@@ -313,7 +313,7 @@ def test_every_function_and_loss_trains_what_it_should_and_goes_on_to_the_bit(
 @pytest.mark.usefixtures("double")
 def test_parts_of_a_step_do_not_change_it(corpus: Corpus, tmp_path: Path) -> None:
     whole = tiny_run(corpus, tmp_path / "whole", **SLOW)
-    parts = tiny_run(corpus, tmp_path / "parts", accumulation=2, **SLOW)
+    parts = tiny_run(corpus, tmp_path / "parts", micro_batches=2, **SLOW)
     assert_close_parameters(parts, whole)
 
 
@@ -445,9 +445,9 @@ def test_what_was_drawn_before_does_not_change_a_run(corpus: Corpus, finished: P
 def trained_by_hand(corpus: Corpus, weight: float, updates: int, **training: Any) -> CompressiveTransformer:
     """Each update from three segments, enough to attend to what was compressed on the way."""
     model = tiny_model()
-    optimiser = Optimiser(model, TrainConfig(**{**TRAINING, **training}))
+    optimizer = Optimizer(model, TrainConfig(**{**TRAINING, **training}))
     memory = model.empty_memory(2)
-    segments = lanes(corpus.train, batch=2, length=8)
+    segments = lanes(corpus.train, batch_size=2, length=8)
     for step in range(1, updates + 1):
         for _ in range(5):
             segment = next(segments)
@@ -455,7 +455,7 @@ def trained_by_hand(corpus: Corpus, weight: float, updates: int, **training: Any
             loss = next_token_loss(output.logits, segment.targets) + weight * output.compression_loss
             loss.backward()
             memory = output.memory
-        optimiser.step(step)
+        optimizer.step(step)
     return model
 
 
@@ -538,7 +538,7 @@ def test_bf16_keeps_parameters_and_memory_in_fp32(corpus: Corpus, tmp_path: Path
 
 
 def test_bf16_stays_finite_over_hundreds_of_segments(corpus: Corpus, tmp_path: Path) -> None:
-    options = {"steps": 500, "batch": 2, "late_update_step": 0, "validate_every": 0, "sample_every": 0}
+    options = {"steps": 500, "batch_size": 2, "late_update_step": 0, "validate_every": 0, "sample_every": 0}
     tiny_run(corpus, tmp_path / "run", precision="bf16", checkpoint_every=500, log_every=25, **options)
     entries = log_of(tmp_path / "run")
     assert not any("skipped" in entry for entry in entries)
@@ -555,12 +555,14 @@ def test_bf16_stays_finite_over_hundreds_of_segments(corpus: Corpus, tmp_path: P
 
 def test_the_model_that_is_kept_is_the_best_at_validation(corpus: Corpus, tmp_path: Path) -> None:
     # A rate that rises until it destroys what was learnt.
-    tiny_run(corpus, tmp_path / "run", steps=12, warmup=12, learning_rate=1.0, late_update_step=0, validate_every=2)
+    tiny_run(
+        corpus, tmp_path / "run", steps=12, warmup_steps=12, learning_rate=1.0, late_update_step=0, validate_every=2
+    )
     scores = [line["validation"]["bits_per_byte"] for line in log_of(tmp_path / "run") if "validation" in line]
     assert len(scores) == 6
     assert min(scores) < scores[-1]
     model, tokenizer = load(tmp_path / "run")
-    split = beginnings(corpus.validation, tokenizer, TRAINING["validation_tokens"])
+    split = truncate_split(corpus.validation, tokenizer, TRAINING["validation_tokens"])
     kept = evaluate(model, split).total.bits_per_byte
     assert kept == pytest.approx(min(scores), rel=1e-6)
     assert kept != pytest.approx(scores[-1], rel=1e-3)
@@ -569,10 +571,10 @@ def test_the_model_that_is_kept_is_the_best_at_validation(corpus: Corpus, tmp_pa
 
 
 def test_validation_reads_whole_documents_where_training_reads_pieces(corpus: Corpus, tmp_path: Path) -> None:
-    tiny_run(corpus, tmp_path / "run", longest_document=8, validate_every=10, validation_tokens=0)
+    tiny_run(corpus, tmp_path / "run", max_document_length=8, validate_every=10, validation_tokens=0)
     model, _ = load(tmp_path / "run")
     (score,) = (line["validation"] for line in log_of(tmp_path / "run") if "validation" in line)
-    assert score == pytest.approx(evaluate(model, corpus.validation).total.table(), rel=1e-6)
+    assert score == pytest.approx(evaluate(model, corpus.validation).total.to_dict(), rel=1e-6)
 
 
 def test_without_validation_the_last_model_is_kept(corpus: Corpus, tmp_path: Path) -> None:
@@ -632,7 +634,7 @@ def test_speed_and_progress_go_to_stderr_in_lines_that_are_not_broken(
     ("model", "training", "options", "message"),
     [
         ({"vocab_size": 300}, {}, {}, r"vocab_size \(300\) must be 257, the number of ids of "),
-        ({}, {"longest_document": 30}, {}, r"longest_document \(30\) must be a multiple .* the nearest is 32"),
+        ({}, {"max_document_length": 30}, {}, r"max_document_length \(30\) must be a multiple .* the nearest is 32"),
         ({}, {}, {"resume": True}, "new/run: nothing to resume, no checkpoint was written there"),
         ({}, {}, {"stop_at": 0}, r"stop_at \(0\) must be 1 or more"),
     ],
@@ -654,8 +656,8 @@ def test_lanes_that_processes_and_parts_cannot_share_are_refused(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = Processes(rank=0, world=3, device=torch.device("cpu"))
-    with pytest.raises(CompressiveError, match=r"batch \(4\) must be a multiple of 6, the number of processes"):
-        Trainer(tiny_model(), corpus, TrainConfig(batch=4, accumulation=2), tmp_path / "run", processes)
+    with pytest.raises(CompressiveError, match=r"batch_size \(4\) must be a multiple of 6, the number of processes"):
+        Trainer(tiny_model(), corpus, TrainConfig(batch_size=4, micro_batches=2), tmp_path / "run", processes)
 
 
 def test_what_exists_is_never_overwritten(corpus: Corpus, tmp_path: Path) -> None:
@@ -698,11 +700,11 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_lane_begins_anew(corpus
     reports, entries = reported(trainer)
     trainer.run(2, reports, StopSignals())
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    moments = {name: value.clone() for name, value in trainer.optimiser.state().items()}
+    moments = {name: value.clone() for name, value in trainer.optimizer.state().items()}
     spoil(trainer, 2)
     trainer.run(3, reports, StopSignals())
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
-    assert all(torch.equal(value, moments[name]) for name, value in trainer.optimiser.state().items())
+    assert all(torch.equal(value, moments[name]) for name, value in trainer.optimizer.state().items())
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     skipped = next(entry["skipped"] for entry in entries if "skipped" in entry)
     titles = {document.title for document in corpus.train.documents}
@@ -721,19 +723,19 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_lane_begins_anew(corpus
 
 
 def test_too_many_skipped_updates_in_a_row_end_the_run_at_its_last_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
-    trainer = made(corpus, tmp_path / "run", skips_in_a_row=2, late_update_step=0)
+    trainer = made(corpus, tmp_path / "run", max_skipped_updates=2, late_update_step=0)
     reports, entries = reported(trainer)
     trainer.run(3, reports, StopSignals())
     kept = {path.name for path in (tmp_path / "run" / "resume").iterdir()}
     hook = trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(
-        CompressiveError, match=r"3 updates in a row were skipped, more than skips_in_a_row \(2\): grad"
+        CompressiveError, match=r"3 updates in a row were skipped, more than max_skipped_updates \(2\): grad"
     ):
         trainer.run(10, reports, StopSignals())
     hook.remove()
     assert [entry["step"] for entry in entries if "skipped" in entry] == [4, 5, 6]
     assert {path.name for path in (tmp_path / "run" / "resume").iterdir()} == kept
-    resumed = made(corpus, tmp_path / "run", resume=True, skips_in_a_row=2, late_update_step=0)
+    resumed = made(corpus, tmp_path / "run", resume=True, max_skipped_updates=2, late_update_step=0)
     resumed.run(10, reported(resumed)[0], StopSignals())
     assert resumed.counters.skipped == 0
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from compressive_transformer.compression import COMPRESSIONS, Compression
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import Memory, SlotLayout
-from compressive_transformer.memory.usage import Received
+from compressive_transformer.memory.usage import AttentionSums
 from small import (
     assert_close,
     assert_same_memory,
@@ -143,7 +143,7 @@ def test_usage_comes_back_from_a_file_and_is_kept_in_single_precision_at_least(t
 
 @pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "most-used"])
 def test_functions_that_do_not_ask_pay_nothing(compression, monkeypatch):
-    monkeypatch.setattr(Received, "__init__", lambda *arguments: pytest.fail("usage was computed"))
+    monkeypatch.setattr(AttentionSums, "__init__", lambda *arguments: pytest.fail("usage was computed"))
     memory = small_model(compression=compression)(random_tokens(2, 40)).memory
     assert memory.usage == ()
     assert not any(name.startswith("usage") for name in memory.state_dict())

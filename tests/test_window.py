@@ -12,8 +12,8 @@ from compressive_transformer.data import Corpus
 from compressive_transformer.data.lanes import Lanes
 from compressive_transformer.model import CompressiveTransformer
 from compressive_transformer.model.embedding import token_nats
-from compressive_transformer.train.optimizer import Optimiser
-from compressive_transformer.train.step import Window, lane_parts
+from compressive_transformer.train.optimizer import Optimizer
+from compressive_transformer.train.step import SegmentWindow, split_micro_batches
 from runs import TRAINING, log_of, tiny_model, tiny_run
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -22,14 +22,14 @@ BPTT = {"compression_loss": "bptt"}
 SETTINGS = {**TRAINING, "late_update_step": 0, "learning_rate": 1e-3, "compression_learning_rate": 1e-3}
 
 
-def endless(corpus: Corpus, batch: int = 4) -> Lanes:
-    return Lanes(corpus.train, batch=batch, length=8, seed=0, endless=True)
+def endless(corpus: Corpus, batch_size: int = 4) -> Lanes:
+    return Lanes(corpus.train, batch_size=batch_size, length=8, seed=0, endless=True)
 
 
 def trained_by_hand(corpus: Corpus, segments: int, steps: int) -> tuple[CompressiveTransformer, list[int], set[str]]:
     """The model, targets learned from after each step, and the parameters that ever got a gradient."""
     model, stream, config = tiny_model(**BPTT), endless(corpus), TrainConfig(**SETTINGS)
-    optimiser, memory = Optimiser(model, config), model.empty_memory(4)
+    optimizer, memory = Optimizer(model, config), model.empty_memory(4)
     learned, reached = [], set()
     for step in range(1, steps + 1):
         nats, targets = torch.zeros(()), 0
@@ -40,7 +40,7 @@ def trained_by_hand(corpus: Corpus, segments: int, steps: int) -> tuple[Compress
             memory, targets = output.memory, targets + segment.total_targets
         (nats / targets).backward()
         reached |= {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-        optimiser.step(step)
+        optimizer.step(step)
         memory = memory.detach()
         learned.append((learned[-1] if learned else 0) + targets)
     return model, learned, reached
@@ -64,7 +64,7 @@ def test_a_step_under_bptt_is_one_update_from_all_targets_of_its_segments(
 @pytest.mark.usefixtures("double")
 def test_parts_of_a_window_do_not_change_it(corpus: Corpus, tmp_path: Path) -> None:
     whole = tiny_run(corpus, tmp_path / "whole", model=BPTT, **SETTINGS)
-    parts = tiny_run(corpus, tmp_path / "parts", model=BPTT, accumulation=2, **SETTINGS)
+    parts = tiny_run(corpus, tmp_path / "parts", model=BPTT, micro_batches=2, **SETTINGS)
     for (name, one), other in zip(parts.named_parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
 
@@ -83,8 +83,8 @@ def test_other_losses_read_one_segment_a_step(
 
 
 def test_a_document_that_begins_inside_a_window_cuts_the_gradient(corpus: Corpus) -> None:
-    window = Window(tiny_model(**BPTT), "fp32")
-    stream = endless(corpus, batch=1)
+    window = SegmentWindow(tiny_model(**BPTT), "fp32")
+    stream = endless(corpus, batch_size=1)
     memory = window.model.empty_memory(1)
     with torch.no_grad():
         for _ in range(4):
@@ -103,7 +103,7 @@ def test_a_document_that_begins_inside_a_window_cuts_the_gradient(corpus: Corpus
 def test_parts_hold_all_lanes_once_and_the_targets_of_all(corpus: Corpus) -> None:
     stream = endless(corpus)
     segments = [next(stream) for _ in range(2)]
-    parts = lane_parts(segments, 2)
+    parts = split_micro_batches(segments, 2)
     assert [len(part) for part in parts] == [2, 2]
     for at, segment in enumerate(segments):
         for field, whole in segment._asdict().items():

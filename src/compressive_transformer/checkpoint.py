@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .config import ModelConfig
-from .config.toml import as_table, from_mapping
+from .config.toml import from_mapping, to_dict
 from .data.tokenizers import Tokenizer, load_tokenizer
 from .errors import CompressiveError
-from .files import whole_file
+from .files import atomic_file
 from .model import CompressiveTransformer
 
 FORMAT = 1
@@ -34,7 +34,7 @@ def save(run: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer) -
     run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     tokenizer.save(run / "tokenizer.json")
-    write_json(run / "config.json", {"format": FORMAT, "model": as_table(model.config)})
+    write_json(run / "config.json", {"format": FORMAT, "model": to_dict(model.config)})
     save_tensors(run / "model.safetensors", model.state_dict())
 
 
@@ -81,7 +81,7 @@ def load_config(run: str | Path) -> ModelConfig:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors as safetensors, whole or not at all, with `metadata` in the header."""
     own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         try:
             save_file(own, temporary, None if metadata is None else dict(metadata))
         except SafetensorError as error:  # a full disk, for example
@@ -136,7 +136,7 @@ def sha256(path: Path) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from .errors import CompressiveError
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`; what was written there takes its place at the end, flushed to disk.
 
     Where the body fails, an earlier file at `path` stays as it was. Raises CompressiveError where the file
@@ -32,7 +32,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path` at the end, its files flushed; nothing is left where the body fails.
 
     `path` must not exist, or be empty. Raises CompressiveError where the file system refuses.

@@ -2,13 +2,13 @@
 
 from ..config import ModelConfig
 from .base import Attention, Projected
-from .cpu import HeadwiseAttention
+from .cpu import CpuRelativeAttention
 from .relative import RelativeAttention, masked_attention, relative_attention
 from .rotary import RotaryAttention, rotated
 
 __all__ = [
     "Attention",
-    "HeadwiseAttention",
+    "CpuRelativeAttention",
     "Projected",
     "RelativeAttention",
     "RotaryAttention",

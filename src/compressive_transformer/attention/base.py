@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..config import ModelConfig
 
-Observer = Callable[[Tensor], None]
+WeightsCallback = Callable[[Tensor], None]
 """What may look at attention: it is told each head's weights `[batch, query, slot]`, outside of any graph."""
 
 
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 
 
 @torch.no_grad()
-def tell_weights(observe: Observer, queries: Tensor, keys: Tensor, mask: Tensor) -> None:
+def report_weights(on_weights: WeightsCallback, queries: Tensor, keys: Tensor, mask: Tensor) -> None:
     """Tell `observe` what fused kernels keep to themselves; `[batch, head, place, d_head]`, queries scaled."""
     for head in torch.softmax(queries @ keys.transpose(2, 3) + mask, dim=-1).unbind(1):
-        observe(head)
+        on_weights(head)

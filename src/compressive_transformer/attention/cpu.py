@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .base import Observer
+from .base import WeightsCallback
 
 BLOCK = 128
 """Queries of a block, at most. Smaller blocks skip more of the future, but take more calls."""
 
 
-class HeadwiseAttention(torch.autograd.Function):
+class CpuRelativeAttention(torch.autograd.Function):
     """`relative_attention` one head and one block of queries at a time.
 
     The scores of a block stay in the cache, slots in the future of all its queries are left out, and the shift
@@ -32,7 +32,7 @@ class HeadwiseAttention(torch.autograd.Function):
         values: Tensor,
         mask: Tensor,
         slots: list[int],
-        observe: Observer | None,
+        on_weights: WeightsCallback | None,
         *grids: Tensor,
     ) -> Tensor:
         """See `relative_attention`; `grids` are queries and rows of one grid after another."""
@@ -43,8 +43,8 @@ class HeadwiseAttention(torch.autograd.Function):
             weights = [_weights(block, own, mask) for block in blocks]
             for block, part in zip(blocks, weights, strict=True):
                 mixed[:, block.queries, head] = torch.bmm(part, own[2][:, : block.end])
-            if observe is not None:
-                observe(torch.cat([functional.pad(w, (0, keys.shape[1] - w.shape[2])) for w in weights], 1))
+            if on_weights is not None:
+                on_weights(torch.cat([functional.pad(w, (0, keys.shape[1] - w.shape[2])) for w in weights], 1))
             if any(ctx.needs_input_grad):
                 kept += weights
         ctx.blocks, ctx.inputs = blocks, 3 + len(grids)

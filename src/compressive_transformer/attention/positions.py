@@ -42,7 +42,7 @@ class Grid:
         return cls(slots, table[index], lanes, table, index)
 
 
-class Distances:
+class PositionCache:
     """Projected distances that are kept from call to call, of models whose weights stay as they are.
 
     Relative attention projects the sinusoids of all distances that occur in a call. Where the same weights read call
@@ -80,7 +80,7 @@ class RelativePositions(Positions):
     """Compressed slots (where there are any), then recent slots and segment as one region."""
     queries: int
     """Queries, padded to a multiple of the largest step."""
-    distances: Distances | None = None
+    distances: PositionCache | None = None
     """Where projected distances are kept, if they are."""
 
     def projected(self, projection: nn.Module, grid: Grid) -> Tensor:
@@ -112,7 +112,7 @@ def chunk_positions(
     lengths: Tensor,
     chunk: int,
     like: Tensor,
-    distances: Distances | None = None,
+    distances: PositionCache | None = None,
 ) -> Positions:
     """Places of a chunk of at most one segment, in layers of one layout, read by lanes that have seen `seen [batch]`.
 

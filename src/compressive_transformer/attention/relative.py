@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..config import ModelConfig
-from .base import Attention, Observer, Projected, tell_weights
-from .cpu import HeadwiseAttention
+from .base import Attention, Projected, WeightsCallback, report_weights
+from .cpu import CpuRelativeAttention
 from .positions import Grid, RelativePositions
 
 
@@ -32,7 +32,9 @@ class RelativeAttention(Attention):
             self.compressed_position = nn.Linear(config.d_model, config.d_model, bias=False)
             self.compressed_position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
 
-    def forward(self, projected: Projected, positions: RelativePositions, observe: Observer | None = None) -> Tensor:
+    def forward(
+        self, projected: Projected, positions: RelativePositions, on_weights: WeightsCallback | None = None
+    ) -> Tensor:
         """Attention `[batch, query, d_model]` of projected queries over slots.
 
         Slots are [compressed | recent | segment], the segment's own states included. `observe` is told the
@@ -46,7 +48,7 @@ class RelativeAttention(Attention):
             self._relative(queries, grid, positions, compressed=len(positions.grids) - at == 2)
             for at, grid in enumerate(positions.grids)
         ]
-        mixed = relative_attention(content, keys, values, positions.mask.to(keys.dtype), grids, observe)
+        mixed = relative_attention(content, keys, values, positions.mask.to(keys.dtype), grids, on_weights)
         mixed_output: Tensor = self.output(mixed[:, :chunk].flatten(2))
         return mixed_output
 
@@ -72,7 +74,7 @@ def relative_attention(
     values: Tensor,
     mask: Tensor,
     grids: list[tuple[Tensor, Tensor, int]],
-    observe: Observer | None = None,
+    on_weights: WeightsCallback | None = None,
 ) -> Tensor:
     """softmax(content · keys + relative scores + mask) · values: `[batch, query, head, d_head]`.
 
@@ -84,9 +86,9 @@ def relative_attention(
     if content.device.type == "cpu":
         flat = [part for queries, rows, _ in grids for part in (queries, rows)]
         slots = [count for *_, count in grids]
-        mixed: Tensor = HeadwiseAttention.apply(content, keys, values, mask, slots, observe, *flat)  # type: ignore[no-untyped-call]
+        mixed: Tensor = CpuRelativeAttention.apply(content, keys, values, mask, slots, on_weights, *flat)  # type: ignore[no-untyped-call]
         return mixed
-    return masked_attention(content, keys, values, mask, grids, observe)
+    return masked_attention(content, keys, values, mask, grids, on_weights)
 
 
 def masked_attention(
@@ -95,7 +97,7 @@ def masked_attention(
     values: Tensor,
     mask: Tensor,
     grids: list[tuple[Tensor, Tensor, int]],
-    observe: Observer | None = None,
+    on_weights: WeightsCallback | None = None,
 ) -> Tensor:
     """`relative_attention` by way of `scaled_dot_product_attention`, for devices with fused kernels."""
     blocks = []
@@ -106,8 +108,8 @@ def masked_attention(
         blocks.append(view.permute(2, 0, 3, 1, 4).flatten(2, 3))
     bias = torch.cat(blocks, dim=-1) + mask[:, None]
     content, keys, values = (states.transpose(1, 2) for states in (content, keys, values))
-    if observe is not None:
-        tell_weights(observe, content, keys, bias)
+    if on_weights is not None:
+        report_weights(on_weights, content, keys, bias)
     mixed = functional.scaled_dot_product_attention(content, keys, values, attn_mask=bias, scale=1.0)
     return mixed.transpose(1, 2)
 

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import Attention, Observer, Projected, tell_weights
+from .base import Attention, Projected, WeightsCallback, report_weights
 from .positions import RotaryPositions
 
 
 class RotaryAttention(Attention):
     """Multi-head attention whose queries and keys are rotated by the angles of their places."""
 
-    def forward(self, projected: Projected, positions: RotaryPositions, observe: Observer | None = None) -> Tensor:
+    def forward(
+        self, projected: Projected, positions: RotaryPositions, on_weights: WeightsCallback | None = None
+    ) -> Tensor:
         """Attention `[batch, query, d_model]` of projected queries over slots.
 
         Slots are [compressed | recent | segment], the segment's own states included. `observe` is told the weights.
@@ -29,8 +31,8 @@ class RotaryAttention(Attention):
         queries = self._scaled(rotated(self._heads(projected.queries), positions.queries), keys)
         queries, keys, values = (heads.transpose(1, 2) for heads in (queries, keys, values))
         mask = positions.mask[:, None].to(values.dtype)
-        if observe is not None:
-            tell_weights(observe, queries, keys, mask)
+        if on_weights is not None:
+            report_weights(on_weights, queries, keys, mask)
         # Nothing in the mask wants a gradient, so PyTorch's fast kernels take it, on a CPU too.
         mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
         mixed_output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))

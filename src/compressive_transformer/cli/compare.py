@@ -36,4 +36,4 @@ def compare(
     """
     pairs = [(read_json(one), read_json(other)) for one, other in [(first, second), *pair]]
     result = compare_runs(*zip(*pairs, strict=True), resamples=resamples, seed=seed)
-    print(json_format.dumps(result.table(), indent=1) if json else result)
+    print(json_format.dumps(result.to_dict(), indent=1) if json else result)

@@ -11,7 +11,7 @@ from tyro.conf import Positional, UseAppendAction
 
 from ..checkpoint import load_config
 from ..config import ModelConfig
-from ..config.toml import as_table, from_mapping, override, read_settings
+from ..config.toml import from_mapping, override, read_settings, to_dict
 from ..evaluate.cost import describe as describe_model
 from .terminal import say
 
@@ -34,10 +34,10 @@ def describe(
         settings: Override a field of the model, for example --set model.memory_length=[0,0,64,128]; may be repeated.
         json: Print all values as JSON.
     """
-    tables = {"model": as_table(load_config(config)) if config.is_dir() else read_settings(config)["model"]}
+    tables = {"model": to_dict(load_config(config)) if config.is_dir() else read_settings(config)["model"]}
     override(tables, settings)
     if "vocab_size" not in tables["model"]:
         say(f"vocab_size is not given: {BYTES} assumed, as for bytes")
         tables["model"]["vocab_size"] = BYTES
     description = describe_model(from_mapping(ModelConfig, tables["model"], "model"))
-    print(json_format.dumps(description.table(), indent=1) if json else description)
+    print(json_format.dumps(description.to_dict(), indent=1) if json else description)

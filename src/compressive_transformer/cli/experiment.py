@@ -41,4 +41,4 @@ def experiment(
     except KeyboardInterrupt:
         raise CompressiveError("interrupted; the same command again goes on from the last checkpoints") from None
     say(f"the results are in {out}")
-    print(json_format.dumps(results.table(), indent=1, ensure_ascii=False) if json else results)
+    print(json_format.dumps(results.to_dict(), indent=1, ensure_ascii=False) if json else results)

@@ -102,7 +102,7 @@ def inspect(
             say(f"the page is in {out}")
     except KeyboardInterrupt:
         raise CompressiveError("interrupted; nothing was written") from None
-    print(json_format.dumps(report.table(), ensure_ascii=False) if json else report)
+    print(json_format.dumps(report.to_dict(), ensure_ascii=False) if json else report)
 
 
 def _load(run: Path) -> Loaded:

@@ -20,7 +20,7 @@ def recall(
     data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
     /,
     split: str = "validation",
-    batch: int = 32,
+    batch_size: int = 32,
     json: bool = False,
 ) -> None:
     """Measure how often a trained model knows again what it read far back, by distance and by memory.
@@ -34,5 +34,5 @@ def recall(
         json: Print everything as JSON, document by document.
     """
     model, _ = load(run)
-    result = recall_accuracy(model.to(default_device()), open_corpus(data).split(split), batch=batch)
-    print(json_format.dumps(result.table(), indent=1, ensure_ascii=False) if json else result)
+    result = recall_accuracy(model.to(default_device()), open_corpus(data).split(split), batch_size=batch_size)
+    print(json_format.dumps(result.to_dict(), indent=1, ensure_ascii=False) if json else result)

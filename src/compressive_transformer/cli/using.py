@@ -19,7 +19,7 @@ from ..data import Corpus, Split, open_corpus
 from ..data.sources.audio import read_wav, wav_of
 from ..data.tokenizers import MuLawTokenizer, Tokenizer, mu_law_encode
 from ..errors import CompressiveError
-from ..evaluate import BORDERS, Buckets, ByFrequency, ByPosition, beginnings, dynamic_evaluate
+from ..evaluate import BORDERS, Buckets, ByFrequency, ByPosition, dynamic_evaluate, truncate_split
 from ..evaluate import evaluate as evaluate_model
 from ..evaluate import sweep as sweep_lengths
 from ..generate import Precision
@@ -54,13 +54,13 @@ class Text:
     """train, validation or test."""
     tokens: int = 0
     """About this many tokens only, in beginnings of documents; 0 for all."""
-    batch: int = 8
+    batch_size: int = 8
     """Documents that are read side by side."""
 
     def of(self, corpus: Corpus, tokenizer: Tokenizer) -> Split:
         """That part of a corpus."""
         split = corpus.split(self.split)
-        return beginnings(split, tokenizer, self.tokens) if self.tokens else split
+        return truncate_split(split, tokenizer, self.tokens) if self.tokens else split
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Measures:
     """Occurrences of a word that divide --by-frequency, falling; without any 10000 1000 100, as in the paper."""
     dynamic: float | None = None
     """Learn from each segment after it was scored, by gradient descent at this learning rate; documents are then
-    read one at a time, whatever --batch says."""
+    read one at a time, whatever --batch-size says."""
 
     def by(self, corpus: Corpus) -> list[Buckets]:
         """The buckets that are asked for."""
@@ -101,7 +101,7 @@ def evaluate(
 ) -> None:
     """Score a trained model on a split of a corpus: bits per byte, word perplexity, nats.
 
-    Each document is read from its beginning, each token predicted once; the result does not depend on --batch.
+    Each document is read from its beginning, each token predicted once; the result does not depend on --batch-size.
 
     Args:
         run: A run that `compressive train` wrote.
@@ -120,11 +120,11 @@ def evaluate(
     chosen = text.of(corpus, tokenizer)
     model, by, progress = model.to(default_device()), measures.by(corpus), _told(chosen)
     if measures.dynamic is None:
-        result = evaluate_model(model, chosen, batch=text.batch, by=by, progress=progress)
+        result = evaluate_model(model, chosen, batch_size=text.batch_size, by=by, progress=progress)
     else:
         result = dynamic_evaluate(model, chosen, learning_rate=measures.dynamic, by=by, progress=progress)
     say_over("")
-    print(json_format.dumps(result.table(), indent=1, ensure_ascii=False) if json else result)
+    print(json_format.dumps(result.to_dict(), indent=1, ensure_ascii=False) if json else result)
 
 
 def sweep(
@@ -154,12 +154,12 @@ def sweep(
         chosen,
         memory_lengths=recent,
         compressed_lengths=compressed,
-        batch=text.batch,
+        batch_size=text.batch_size,
         progress=progress,
     )
     say_over("")
     if json:
-        print(json_format.dumps([result.table() for result in results], indent=1, ensure_ascii=False))
+        print(json_format.dumps([result.to_dict() for result in results], indent=1, ensure_ascii=False))
         return
     print(f"{'recent':>10}{'compressed':>12}{'bits per byte':>15}{'word perplexity':>17}{'nats per token':>16}")
     for result in results:

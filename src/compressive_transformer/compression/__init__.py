@@ -11,7 +11,7 @@ from .functions import (
     MostUsed,
     OverlappingConvolution,
     build_compression,
-    matched,
+    match_rms,
 )
 from .losses import Decoder, attention_reconstruction, auto_encoding, mean_and_relative
 
@@ -29,6 +29,6 @@ __all__ = [
     "attention_reconstruction",
     "auto_encoding",
     "build_compression",
-    "matched",
+    "match_rms",
     "mean_and_relative",
 ]

@@ -21,7 +21,7 @@ class Compression(nn.Module):
     uses_usage: ClassVar[bool] = False
     """Whether `forward` takes the usage of the evicted states as well; it is computed only for those that do."""
     scalable: ClassVar[bool] = True
-    """Whether `compressed_scale = "matched"` applies; not to functions that give evicted states as they are."""
+    """Whether `compressed_scale = "rms"` applies; not to functions that give evicted states as they are."""
     overlap: ClassVar[int] = 0
     """States after its own that a group holds as well: `forward` takes c + overlap of them. Memory must be as long."""
     uses_heads: ClassVar[bool] = False
@@ -176,7 +176,7 @@ class AttentionPool(Compression):
         return pooled
 
 
-def matched(compressed: Tensor, evicted: Tensor) -> Tensor:
+def match_rms(compressed: Tensor, evicted: Tensor) -> Tensor:
     """`compressed [batch, group, d_model]`, each state as large as those that it replaces. Ours, not the paper's.
 
     Large is the root mean square over `evicted [batch, group, compression_rate, d_model]`. The mean of c unlike

@@ -60,7 +60,7 @@ class ModelConfig:
     memory (bptt), or nothing."""
     position: Literal["relative", "rotary"] = "relative"
     """How attention knows places: sinusoids of distances (Transformer-XL) or rotated queries and keys (RoFormer)."""
-    compressed_scale: Literal["matched", "free"] = "matched"
+    compressed_scale: Literal["rms", "free"] = "rms"
     """Size of compressed states: the root mean square of what they replace, or what f_c makes it, as in the paper."""
     compressed_position: Literal["span", "unit"] = "span"
     """Where a compressed slot stands: at the mean of the tokens that it replaces, or one step a slot."""

@@ -15,6 +15,33 @@ from ..errors import CompressiveError
 
 C = TypeVar("C")
 
+RENAMED = {
+    "accumulation": "micro_batches",
+    "batch": "batch_size",
+    "checkpoints_kept": "keep_checkpoints",
+    "clip": "max_grad_norm",
+    "compression_clip": "compression_max_grad_norm",
+    "late_update_period": "late_steps_per_update",
+    "learning_rate_edge": "min_learning_rate",
+    "longest_document": "max_document_length",
+    "optimiser": "optimizer",
+    "skips_in_a_row": "max_skipped_updates",
+    "update_period": "steps_per_update",
+    "warmup": "warmup_steps",
+}
+"""Fields of configs that files written before 0.1.0 have under another name."""
+
+
+def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config under the names and with the values of today.
+
+    Files of earlier versions are read here and nowhere else.
+    """
+    upgraded = {RENAMED.get(name, name): value for name, value in values.items()}
+    if upgraded.get("compressed_scale") == "matched":
+        upgraded["compressed_scale"] = "rms"
+    return upgraded
+
 
 def from_mapping(kind: type[C], values: Mapping[str, Any], where: str) -> C:
     """The config of class `kind` that a table of plain values describes.
@@ -22,6 +49,7 @@ def from_mapping(kind: type[C], values: Mapping[str, Any], where: str) -> C:
     `where` names the source in messages. Raises CompressiveError for unknown and for missing fields.
     """
     fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
+    values = upgrade(values)
     for name in values:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1)
@@ -77,7 +105,7 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def as_table(config: Any) -> dict[str, Any]:
+def to_dict(config: Any) -> dict[str, Any]:
     """The fields of a config, a dataclass, as plain values, ready for JSON; `from_mapping` reads them back."""
     fields = dataclasses.asdict(config)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
@@ -87,4 +115,4 @@ def with_defaults(config: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
     """What an earlier version stored of such a config, a dataclass; fields that are newer are at their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
-    return {**{name: value for name, value in plain.items() if value is not dataclasses.MISSING}, **stored}
+    return {**{name: value for name, value in plain.items() if value is not dataclasses.MISSING}, **upgrade(stored)}

@@ -19,39 +19,39 @@ class TrainConfig:
 
     steps: int = 10_000
     """Forward and backward passes over all lanes; in each, every lane reads one segment (or `bptt_segments`)."""
-    batch: int = 16
-    """Lanes over all processes; a multiple of the number of processes times `accumulation`."""
+    batch_size: int = 16
+    """Lanes over all processes; a multiple of the number of processes times `micro_batches`."""
     bptt_segments: int = 2
     """Segments of each lane that one step reads where the model's compression_loss is "bptt"; 1 with any other."""
-    accumulation: int = 1
+    micro_batches: int = 1
     """Parts in which the lanes of one step go through the model, to save activation memory."""
-    longest_document: int = 0
+    max_document_length: int = 0
     """Tokens, a multiple of `segment_length`: a longer training document is read in pieces of that length, each
     like a document of its own that begins with empty memory. 0 reads documents whole."""
     learning_rate: float = 3e-4
     """Highest learning rate of the network, reached after warm-up."""
-    learning_rate_edge: float = 1e-6
+    min_learning_rate: float = 1e-6
     """Learning rate from which warm-up begins, and to which the cosine leads back at the last step."""
-    warmup: int = 500
+    warmup_steps: int = 500
     """Steps over which the learning rate rises linearly; a cosine leads it back down afterwards."""
-    clip: float = 0.1
+    max_grad_norm: float = 0.1
     """Largest norm of the network's gradient ("crucial", App. B)."""
     weight_decay: float = 0.01
     """Decoupled weight decay of the network's matrices."""
-    optimiser: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"
     """What updates the matrices of attention and feed-forward networks; all else, f_c too, is always AdamW's."""
     compression_learning_rate: float = 3e-5
     """Highest learning rate of f_c, under the same schedule."""
-    compression_clip: float = 1.0
+    compression_max_grad_norm: float = 1.0
     """Largest norm of the gradient of all compression functions together."""
     compression_weight_decay: float = 0.0
     """Decoupled weight decay of the compression functions."""
-    update_period: int = 1
+    steps_per_update: int = 1
     """Steps between two updates of the parameters; gradients are averaged over them."""
-    late_update_period: int = 1
+    late_steps_per_update: int = 1
     """Update period from `late_update_step` on (the paper: 4 from step 60,000 on)."""
     late_update_step: int = 0
-    """Step from which `late_update_period` holds; 0 for never."""
+    """Step from which `late_steps_per_update` holds; 0 for never."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward passes; bf16 is automatic mixed precision."""
     gradient_checkpointing: bool = False
@@ -60,7 +60,7 @@ class TrainConfig:
     """Whether the tensor work of blocks goes through torch.compile in training; of one shape, it is compiled once."""
     sharded: bool = False
     """Whether several processes share parameters, gradients and moments (FSDP2) instead of holding all of them each."""
-    skips_in_a_row: int = 10
+    max_skipped_updates: int = 10
     """Updates in a row that may be left out because their gradients are not finite; one more ends the run."""
     seed: int = 0
     """Decides initial weights, order of documents, dropout and samples."""
@@ -76,29 +76,29 @@ class TrainConfig:
     """Tokens of a sample."""
     checkpoint_every: int = 500
     """Steps between two checkpoints to resume from; one is always written at the end."""
-    checkpoints_kept: int = 2
+    keep_checkpoints: int = 2
     """Checkpoints that stay, the newest ones; an earlier one is of use where the last is damaged."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        counts = ("steps", "batch", "accumulation", "update_period", "late_update_period")
-        check_range(self, (*counts, "log_every", "sample_tokens", "checkpoint_every", "checkpoints_kept"), low=1)
+        counts = ("steps", "batch_size", "micro_batches", "steps_per_update", "late_steps_per_update")
+        check_range(self, (*counts, "log_every", "sample_tokens", "checkpoint_every", "keep_checkpoints"), low=1)
         check_range(self, ("bptt_segments",), low=2)
-        rates = ("learning_rate_edge", "weight_decay", "compression_learning_rate")
-        intervals = ("warmup", "late_update_step", "validate_every", "sample_every")
+        rates = ("min_learning_rate", "weight_decay", "compression_learning_rate")
+        intervals = ("warmup_steps", "late_update_step", "validate_every", "sample_every")
         check_range(self, (*rates, *intervals, "compression_weight_decay"), low=0)
-        check_range(self, ("longest_document", "validation_tokens", "seed", "skips_in_a_row"), low=0)
-        for name in ("learning_rate", "clip", "compression_clip"):
+        check_range(self, ("max_document_length", "validation_tokens", "seed", "max_skipped_updates"), low=0)
+        for name in ("learning_rate", "max_grad_norm", "compression_max_grad_norm"):
             if not getattr(self, name) > 0:
                 raise CompressiveError(f"{name} ({getattr(self, name)}) must be more than 0")
-        if self.sharded and self.optimiser == "muon":
-            raise CompressiveError("sharded needs optimiser = 'adamw': Muon orthogonalises whole matrices")
-        if self.warmup > self.steps:
-            raise CompressiveError(f"warmup ({self.warmup}) must be at most steps ({self.steps})")
+        if self.sharded and self.optimizer == "muon":
+            raise CompressiveError("sharded needs optimizer = 'adamw': Muon orthogonalises whole matrices")
+        if self.warmup_steps > self.steps:
+            raise CompressiveError(f"warmup_steps ({self.warmup_steps}) must be at most steps ({self.steps})")
         if self.seed >= 2**63:
             raise CompressiveError(f"seed ({self.seed}) must be less than 2**63")
-        if self.batch % self.accumulation:
-            raise CompressiveError(f"accumulation ({self.accumulation}) must divide batch ({self.batch})")
+        if self.batch_size % self.micro_batches:
+            raise CompressiveError(f"micro_batches ({self.micro_batches}) must divide batch_size ({self.batch_size})")
 
     def segments_of(self, model: ModelConfig) -> int:
         """Segments of each lane that one step of this model reads."""

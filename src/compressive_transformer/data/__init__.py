@@ -1,10 +1,11 @@
-"""Text to tokens on disk: files or a dataset become documents, their tokens, borders, words and bytes.
+"""Text to tokens on disk, and from there to the lanes of a batch.
 
-A corpus is a folder: `tokenizer.json`, one `.bin` file of tokens a split, and `documents.json`, the index.
-`sources` finds and reads the text, `writing` makes the folder, `reading` opens it.
+A corpus is a folder: `tokenizer.json`, one `.bin` file of tokens a split, and `documents.json`, the index. `sources`
+finds and reads documents, `prepare` makes the folder, `corpus` opens it, `lanes` reads it segment by segment.
 """
 
 from .corpus import Corpus, Document, Split, open_corpus
+from .lanes import Segment, lanes
 from .prepare import prepare
 
-__all__ = ["Corpus", "Document", "Split", "open_corpus", "prepare"]
+__all__ = ["Corpus", "Document", "Segment", "Split", "lanes", "open_corpus", "prepare"]

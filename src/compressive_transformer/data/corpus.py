@@ -77,7 +77,7 @@ class Split:
         """The id that stands before each document as first input; never a target."""
         return self.vocab_size - 1
 
-    def require_ids(self, vocab_size: int) -> None:
+    def check_token_ids(self, vocab_size: int) -> None:
         """Raise CompressiveError unless a model with `vocab_size` ids can read the split."""
         if self.vocab_size != vocab_size:
             raise CompressiveError(

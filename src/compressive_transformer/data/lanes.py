@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..config.toml import upgrade
 from ..errors import CompressiveError
-from . import Split
+from .corpus import Split
 
 IGNORE_INDEX = -100
 """The target at a place that has none; PyTorch's losses skip it."""
@@ -50,7 +51,7 @@ class Lanes(Iterator[Segment]):
     `endless` the queue goes on with the next epoch. `seed` shuffles the documents of each epoch, None keeps
     them in order. Of `world` processes, the one of rank r gets lanes r·batch/world to (r+1)·batch/world.
 
-    With `longest_document` (tokens) a longer document stands in the queue as pieces of that length (the last
+    With `max_document_length` (tokens) a longer document stands in the queue as pieces of that length (the last
     one may be shorter), each with a place of its own. A piece begins with empty memory, as a document does. Its
     first input is the token before it, which is known: the start id would say that the document begins there.
     """
@@ -59,42 +60,42 @@ class Lanes(Iterator[Segment]):
         self,
         split: Split,
         *,
-        batch: int,
+        batch_size: int,
         length: int,
         seed: int | None = None,
         endless: bool = False,
-        longest_document: int = 0,
+        max_document_length: int = 0,
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        """`batch` counts lanes over all processes, `length` the tokens of a segment.
+        """`batch_size` counts lanes over all processes, `length` the tokens of a segment.
 
-        `longest_document` is a multiple of `length`, so that pieces add no padding; 0 keeps documents whole.
+        `max_document_length` is a multiple of `length`, so that pieces add no padding; 0 keeps documents whole.
 
         Raises CompressiveError for numbers that cannot be, and for a split without documents.
         """
-        if batch < 1 or length < 1:
-            raise CompressiveError(f"batch ({batch}) and length ({length}) must be at least 1")
+        if batch_size < 1 or length < 1:
+            raise CompressiveError(f"batch_size ({batch_size}) and length ({length}) must be at least 1")
         if not 0 <= rank < world:
             raise CompressiveError(f"rank ({rank}) must be in 0 .. world - 1, world is {world}")
-        if batch % world:
-            raise CompressiveError(f"batch ({batch}) must be a multiple of the number of processes ({world})")
+        if batch_size % world:
+            raise CompressiveError(f"batch_size ({batch_size}) must be a multiple of the number of processes ({world})")
         if seed is not None and seed < 0:
             raise CompressiveError(f"seed ({seed}) must be 0 or more, or None for documents in order")
-        if longest_document < 0 or longest_document % length:
-            nearest = max((longest_document + length // 2) // length, 1) * length
+        if max_document_length < 0 or max_document_length % length:
+            nearest = max((max_document_length + length // 2) // length, 1) * length
             raise CompressiveError(
-                f"longest_document ({longest_document}) must be a multiple of the segment's length ({length} tokens),"
+                f"max_document_length ({max_document_length}) must be a multiple of segment_length ({length} tokens),"
                 f" the nearest is {nearest}, or 0 for whole documents"
             )
         if not split.documents:
             raise CompressiveError(f"split {split.name} has no documents: prepare the corpus with some")
         self._split, self._length, self._seed, self._endless = split, length, seed, endless
-        self._longest_document = longest_document
-        self._own = slice(rank * batch // world, (rank + 1) * batch // world)
-        self._all_pieces = _pieces_of(split, longest_document)
-        self._pieces = np.full(batch, -1, dtype=np.int64)  # the one that a lane reads, -1 for none
-        self._segments = np.zeros(batch, dtype=np.int64)  # of its piece, the next one that a lane reads
+        self._longest_document = max_document_length
+        self._own = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        self._all_pieces = _pieces_of(split, max_document_length)
+        self._pieces = np.full(batch_size, -1, dtype=np.int64)  # the one that a lane reads, -1 for none
+        self._segments = np.zeros(batch_size, dtype=np.int64)  # of its piece, the next one that a lane reads
         self._begin_epoch(0)
 
     @property
@@ -128,6 +129,7 @@ class Lanes(Iterator[Segment]):
 
         Raises CompressiveError where the state is of other data or other settings, or cannot be.
         """
+        state = upgrade(state)
         for name, value in self._identity().items():
             if name not in state or state[name] != value:
                 raise CompressiveError(
@@ -157,11 +159,11 @@ class Lanes(Iterator[Segment]):
         return {
             "split": self._split.name,
             "corpus": self._split.fingerprint,
-            "batch": self._batch,
+            "batch_size": self._batch,
             "length": self._length,
             "seed": self._seed,
             "endless": self._endless,
-            "longest_document": self._longest_document,
+            "max_document_length": self._longest_document,
         }
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -227,14 +229,14 @@ class Lanes(Iterator[Segment]):
         )
 
 
-def lanes(split: Split, *, batch: int, length: int, seed: int | None = None, endless: bool = False) -> Lanes:
-    """The segments of `length` tokens of a split, in `batch` lanes: one pass over the documents, in order.
+def lanes(split: Split, *, batch_size: int, length: int, seed: int | None = None, endless: bool = False) -> Lanes:
+    """The segments of `length` tokens of a split, in `batch_size` lanes: one pass over the documents, in order.
 
     `seed` shuffles the documents; `endless` begins again after the last one. What is given is a `Lanes`, whose
     `state_dict` says where it is. `from compressive_transformer.lanes import Lanes` to divide the lanes over
     processes or to read long documents in pieces.
     """
-    return Lanes(split, batch=batch, length=length, seed=seed, endless=endless)
+    return Lanes(split, batch_size=batch_size, length=length, seed=seed, endless=endless)
 
 
 class _Pieces(NamedTuple):

@@ -15,8 +15,8 @@ from .choosing import choose_tokenizer, make_tokenizer
 from .corpus import FORMAT, SPLITS, VERSION, Corpus, open_corpus
 from .encoding import dtype_of
 from .pool import default_processes, encode_all
-from .sources.hf_datasets import Records
 from .sources import open_source
+from .sources.hf_datasets import Records
 from .sources.source import WHOLE, Source
 from .staging import Unfinished, unfinished_folder
 from .tokenizers import Tokenizer, load_tokenizer

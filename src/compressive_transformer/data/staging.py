@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CompressiveError
-from ..files import flush, whole_file
+from ..files import atomic_file, flush
 
 STATE, LOCK = "unfinished.json", "prepare.lock"
 
@@ -34,7 +34,7 @@ class Unfinished:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Keep what is needed to go on from here; all that it speaks of must be on disk."""
-        with whole_file(self.folder / STATE) as temporary:
+        with atomic_file(self.folder / STATE) as temporary:
             content = json.dumps({"begun_with": self.begun_with, "state": state}, indent=1)
             temporary.write_text(content + "\n", encoding="utf-8")
         self.saved = True

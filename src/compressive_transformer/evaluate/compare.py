@@ -72,7 +72,7 @@ class Comparison:
             )
         return "\n".join(lines)
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
         return asdict(self)
 
@@ -80,7 +80,7 @@ class Comparison:
 def compare(
     first: Mapping[str, Any], second: Mapping[str, Any], *, resamples: int = 10_000, seed: int = 0
 ) -> Comparison:
-    """Two results compared on the documents that both scored: tables as `Evaluation.table()` gives them.
+    """Two results compared on the documents that both scored: tables as `Evaluation.to_dict()` gives them.
 
     See `compare_runs`, of which this is the case of one run a side.
     """
@@ -168,7 +168,7 @@ def _identity(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise CompressiveError(
             f"{name} is not the result of an evaluation ({type(error).__name__}: {error});"
-            " expected what Evaluation.table() gives or `compressive evaluate --json` prints"
+            " expected what Evaluation.to_dict() gives or `compressive evaluate --json` prints"
         ) from None
     return same
 

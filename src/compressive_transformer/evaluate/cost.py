@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..config import ModelConfig
-from ..config.toml import as_table
+from ..config.toml import to_dict
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer
 
@@ -51,11 +51,11 @@ class Description:
         sums = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Cost)}
         return Cost(**{**sums, "attention_width": self.config.attention_width})
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
         layers = [{**self.config.of_layer(layer)._asdict(), **asdict(cost)} for layer, cost in enumerate(self.layers)]
         parts = {"outside": asdict(self.outside), "total": asdict(self.total)}
-        return {"model": as_table(self.config), "layers": layers, **parts}
+        return {"model": to_dict(self.config), "layers": layers, **parts}
 
     def __str__(self) -> str:
         rows: list[list[str]] = []
@@ -121,9 +121,9 @@ def _costs(config: ModelConfig) -> tuple[Cost, Cost]:
     # Which rows an adaptive embedding projects depends on the text, and there is none.
     model.embedding.forward = lambda ids: torch.zeros(*ids.shape, config.d_model, device="meta")  # type: ignore[method-assign]
     tokens, block = config.segment_length, model.blocks[0]
-    one, outside = _multiply_adds(model, batch=1)
-    each = _multiply_adds(model, batch=2)[0] - one  # what a second lane adds
-    in_training = _multiply_adds(model, batch=1, training=True)[0]
+    one, outside = _multiply_adds(model, batch_size=1)
+    each = _multiply_adds(model, batch_size=2)[0] - one  # what a second lane adds
+    in_training = _multiply_adds(model, batch_size=1, training=True)[0]
     compression = sum(p.numel() for name, p in block.named_parameters() if name.startswith("compression"))
     of_layer = sum(p.numel() for p in block.parameters())
     held = sum(states.nbytes for name, states in model.empty_memory(1).state_dict().items() if name != "seen")
@@ -141,14 +141,14 @@ def _costs(config: ModelConfig) -> tuple[Cost, Cost]:
     return layer, Cost(parameters=rest, multiply_adds=outside / tokens)
 
 
-def _multiply_adds(model: CompressiveTransformer, *, batch: int, training: bool = False) -> tuple[int, int]:
+def _multiply_adds(model: CompressiveTransformer, *, batch_size: int, training: bool = False) -> tuple[int, int]:
     """Multiply-adds of the only layer and outside of it, while lanes of one age read a segment with full memory."""
     from torch.utils.flop_counter import FlopCounterMode  # nothing else of PyTorch has imported it
 
     config = model.config
     segments = -(-config.temporal_range // config.segment_length)
-    memory = replace(model.empty_memory(batch), seen=torch.full((batch,), segments * config.segment_length))
-    tokens = torch.zeros(batch, config.segment_length, dtype=torch.int64, device="meta")
+    memory = replace(model.empty_memory(batch_size), seen=torch.full((batch_size,), segments * config.segment_length))
+    tokens = torch.zeros(batch_size, config.segment_length, dtype=torch.int64, device="meta")
     try:
         with torch.set_grad_enabled(training), FlopCounterMode(display=False) as counter:
             model(tokens, memory)

@@ -34,17 +34,17 @@ def dynamic_evaluate(
     are read. They are read one after another, since lanes side by side would learn from one another.
 
     Compression functions stay as they are: only the task loss is learnt from, and it does not reach them. With a
-    learning rate of 0 this is `evaluate(model, split, batch=1)` to the bit. `model` is not changed; a copy learns.
+    learning rate of 0 this is `evaluate(model, split, batch_size=1)` to the bit. `model` is not changed; a copy learns.
 
     Raises CompressiveError as `evaluate` does, and for a learning rate that is negative or no number.
     """
     if not 0 <= learning_rate < math.inf:
         raise CompressiveError(f"learning_rate ({learning_rate}) must be 0 or more, and finite")
-    lanes = Lanes(split, batch=1, length=model.config.segment_length)
+    lanes = Lanes(split, batch_size=1, length=model.config.segment_length)
     tallies = [Tally(buckets, split) for buckets in by]
     learner = _Descent(copy.deepcopy(model), learning_rate)
     nats = score_documents(learner.model, split, lanes, tallies=tallies, learner=learner, progress=progress)
-    dynamic = {"optimiser": "SGD", "learning_rate": learning_rate, "restored": "at the beginning of each document"}
+    dynamic = {"optimizer": "SGD", "learning_rate": learning_rate, "restored": "at the beginning of each document"}
     return evaluation_of(model, split, nats, tallies, dynamic=dynamic)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..attention.positions import Distances
+from ..attention.positions import PositionCache
 from ..config import ModelConfig
-from ..config.toml import as_table
+from ..config.toml import to_dict
 from ..data import Split
 from ..data.lanes import Lanes
 from ..errors import CompressiveError
@@ -56,7 +56,7 @@ class Bucket:
         """Share of answers that are right; None without answers."""
         return self.right / self.answers if self.answers else None
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Counts and accuracy as plain values."""
         return {**asdict(self), "accuracy": self.accuracy}
 
@@ -94,7 +94,7 @@ class Recall:
                 lines.append(f"{bucket.label:<28}{bucket.answers:>10,}{accuracy:>10}")
         return "\n".join(lines)
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
         parts = {name: getattr(self, name) for name in ("by_reach", "by_distance", "documents")}
         return {
@@ -103,22 +103,22 @@ class Recall:
             "right": self.total.right,
             "chance": self.chance,
             "conditions": self.conditions,
-            **{name: [bucket.table() for bucket in buckets] for name, buckets in parts.items()},
+            **{name: [bucket.to_dict() for bucket in buckets] for name, buckets in parts.items()},
         }
 
 
-def recall_accuracy(model: CompressiveTransformer, split: Split, *, batch: int = 32) -> Recall:
+def recall_accuracy(model: CompressiveTransformer, split: Split, *, batch_size: int = 32) -> Recall:
     """How often the likeliest tokens are the answers of a split of a recall corpus.
 
     Each document is read from its beginning with memory; an answer is right where each of its tokens is the
-    likeliest after all that stands before it. The result does not depend on `batch`, the number of documents that
+    likeliest after all that stands before it. The result does not depend on `batch_size`, the number of documents that
     are read side by side.
 
     Raises CompressiveError for a corpus without answers, and for one of another tokenizer than the model's.
     """
-    split.require_ids(model.config.vocab_size)
+    split.check_token_ids(model.config.vocab_size)
     answers = answers_of(split)
-    right = count_right(answers, _predicted(model, split, batch))
+    right = count_right(answers, _predicted(model, split, batch_size))
     return _summary(model.config, split, answers, right)
 
 
@@ -181,14 +181,14 @@ def _answers_in(split: Split, ids: NDArray[np.int64]) -> list[Answer]:
 
 
 @torch.no_grad()
-def _predicted(model: CompressiveTransformer, split: Split, batch: int) -> list[NDArray[np.bool_]]:
+def _predicted(model: CompressiveTransformer, split: Split, batch_size: int) -> list[NDArray[np.bool_]]:
     """Of each document, which of its tokens were the likeliest `[tokens]`."""
     hits = [np.zeros(document.tokens, dtype=bool) for document in split.documents]
-    lanes = Lanes(split, batch=min(batch, len(split.documents)), length=model.config.segment_length)
+    lanes = Lanes(split, batch_size=min(batch_size, len(split.documents)), length=model.config.segment_length)
     device, training = model.embedding.weight.device, model.training
     model.eval()
     try:
-        memory, distances = None, Distances()
+        memory, distances = None, PositionCache()
         for segment in lanes:
             memory = model.empty_memory(len(segment.starts)) if memory is None else memory.reset(segment.starts)
             firsts = memory.seen.tolist()
@@ -225,7 +225,7 @@ def _summary(
             if low < high
         ),
         documents=tuple(_bucket(document.title, np.array(of_document)) for document, of_document in documents),
-        conditions={"split": split.name, "corpus_fingerprint": split.fingerprint, "model": as_table(config)},
+        conditions={"split": split.name, "corpus_fingerprint": split.fingerprint, "model": to_dict(config)},
     )
 
 

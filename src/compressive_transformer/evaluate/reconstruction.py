@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Projected
-from ..compression import attention_reconstruction, matched
+from ..compression import attention_reconstruction, match_rms
 from ..data import Split
 from ..data.lanes import Lanes, Segment
 from ..memory import Memory, SlotLayout, new_groups
@@ -41,21 +41,21 @@ class Reconstruction:
         return cls(tuple((error / target).tolist()), tuple((pooled / target).tolist()))
 
 
-def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch: int = 8) -> Reconstruction:
+def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch_size: int = 8) -> Reconstruction:
     """How well compressed memory stands in for what was evicted, over all commits while `split` is read.
 
-    Documents are read from their beginnings, `batch` of them side by side, on which the result does not depend. It
+    Documents are read from their beginnings, `batch_size` of them side by side, on which the result does not depend. It
     is the same measure whatever the model's `compression_loss`, also for functions without parameters.
 
     Raises CompressiveError where the split was made with another tokenizer than the model's.
     """
-    split.require_ids(model.config.vocab_size)
-    batch, training = min(batch, len(split.documents)), model.training
-    memory = model.empty_memory(batch)
+    split.check_token_ids(model.config.vocab_size)
+    batch_size, training = min(batch_size, len(split.documents)), model.training
+    memory = model.empty_memory(batch_size)
     totals = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
     model.eval()
     try:
-        for segment in Lanes(split, batch=batch, length=model.config.segment_length):
+        for segment in Lanes(split, batch_size=batch_size, length=model.config.segment_length):
             memory, sums = _read(model, segment, memory.reset(segment.starts))
             totals += sums
     finally:
@@ -82,9 +82,9 @@ def squares_of_commits(model: CompressiveTransformer, commits: Commits, *, befor
         counts = new_groups(SlotLayout.of(model.config, layer), before=before, after=after)
         queries = attention.content_queries(projected.queries)  # of whole segments
         target_slots = attention.frozen_keys_values(evicted.flatten(1, 2))
-        new = matched(new, evicted) if model.blocks[layer].matches else new
+        new = match_rms(new, evicted) if model.blocks[layer].matches_rms else new
         pooled = evicted.mean(2)
-        pooled = matched(pooled, evicted) if model.config.compressed_scale == "matched" else pooled
+        pooled = match_rms(pooled, evicted) if model.config.compressed_scale == "rms" else pooled
         for at, compressed in enumerate((new, pooled)):
             slots = attention.frozen_keys_values(compressed)
             squares, target = attention_reconstruction(queries, target_slots, slots, counts=counts)

@@ -35,7 +35,7 @@ class Score:
         """Mean negative log-likelihood of a token; depends on the tokenizer; NaN without tokens."""
         return self.nats / self.tokens if self.tokens else math.nan
 
-    def table(self) -> dict[str, float | int | None]:
+    def to_dict(self) -> dict[str, float | int | None]:
         """Counts and measures as plain values; None for a perplexity beyond floating point and for a division by 0."""
         perplexity = self.word_perplexity
         return {
@@ -86,14 +86,14 @@ class Evaluation:
                 lines.append(f"{counts}{score.bits_per_byte:>15.4f}{perplexity:>17}")
         return "\n".join(lines)
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
-        documents = [{"title": title, **score.table()} for title, score in self.documents]
+        documents = [{"title": title, **score.to_dict()} for title, score in self.documents]
         buckets = {
-            name: [{"bucket": label, **score.table()} for label, score in scores]
+            name: [{"bucket": label, **score.to_dict()} for label, score in scores]
             for name, scores in self.buckets.items()
         }
-        return {**self.total.table(), "conditions": self.conditions, **buckets, "documents": documents}
+        return {**self.total.to_dict(), "conditions": self.conditions, **buckets, "documents": documents}
 
 
 def _exp(value: float) -> float:

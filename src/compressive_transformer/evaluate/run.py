@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..attention.positions import Distances
+from ..attention.positions import PositionCache
 from ..config import PerLayer
-from ..config.toml import as_table
+from ..config.toml import to_dict
 from ..data import Split
 from ..data.lanes import Lanes
 from ..errors import CompressiveError
@@ -29,7 +29,7 @@ def evaluate(
     model: CompressiveTransformer,
     split: Split,
     *,
-    batch: int = 8,
+    batch_size: int = 8,
     by: Sequence[Buckets] = (),
     rank: int = 0,
     world: int = 1,
@@ -37,19 +37,19 @@ def evaluate(
 ) -> Evaluation:
     """The score of each document of `split`, read from its beginning with memory, each token predicted once.
 
-    The result does not depend on `batch`, the number of documents that are read side by side. `by` asks for scores
+    The result does not depend on `batch_size`, the number of documents that are read side by side. `by` asks for scores
     of parts of the text too, see `ByPosition` and `ByFrequency`. For other memory lengths see `with_lengths` and
     `sweep`. Process `rank` of `world` reads its share, and all of them get the whole result. `progress` is told how
     many tokens were scored.
 
-    Raises CompressiveError where the split was made with another tokenizer than the model's, and where `batch` is
+    Raises CompressiveError where the split was made with another tokenizer than the model's, and where `batch_size` is
     less than the number of processes.
     """
-    if batch < world:
-        raise CompressiveError(f"batch ({batch}) must be at least the number of processes ({world})")
+    if batch_size < world:
+        raise CompressiveError(f"batch_size ({batch_size}) must be at least the number of processes ({world})")
     # More lanes than documents would only be idle.
-    share = min(batch, len(split.documents) + world - 1) // world
-    lanes = Lanes(split, batch=share * world, length=model.config.segment_length, rank=rank, world=world)
+    share = min(batch_size, len(split.documents) + world - 1) // world
+    lanes = Lanes(split, batch_size=share * world, length=model.config.segment_length, rank=rank, world=world)
     tallies = [Tally(buckets, split) for buckets in by]
     nats = score_documents(model, split, lanes, tallies=tallies, progress=progress)
     if world > 1:
@@ -66,7 +66,7 @@ def sweep(
     *,
     memory_lengths: Sequence[PerLayer] = (),
     compressed_lengths: Sequence[PerLayer] = (),
-    batch: int = 8,
+    batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
     """The same network scored with each of some memory lengths (Tables 8 and 9 of the paper).
@@ -78,7 +78,7 @@ def sweep(
     kinds = {"memory_length": memory_lengths, "compressed_length": compressed_lengths}
     asked = {name: lengths for name, lengths in kinds.items() if lengths}
     models = [with_lengths(model, **dict(zip(asked, lengths, strict=True))) for lengths in product(*asked.values())]
-    return [evaluate(changed, split, batch=batch, progress=progress) for changed in models]
+    return [evaluate(changed, split, batch_size=batch_size, progress=progress) for changed in models]
 
 
 class Learner(Protocol):
@@ -105,11 +105,11 @@ def score_documents(
     With a `learner` each segment is scored first and learnt from then, which makes sense for a single lane. The
     model is left in the mode in which it came.
     """
-    split.require_ids(model.config.vocab_size)
+    split.check_token_ids(model.config.vocab_size)
     nats = torch.zeros(len(split.documents), dtype=torch.float64)
     device = model.embedding.weight.device
     memory = None
-    distances = Distances() if learner is None else None  # what learns changes what projects them
+    distances = PositionCache() if learner is None else None  # what learns changes what projects them
     with _scoring(model):
         for segment in lanes:
             memory = model.empty_memory(len(segment.starts)) if memory is None else memory.reset(segment.starts)
@@ -152,7 +152,7 @@ def evaluation_of(
         "lossless": split.lossless,
         "benchmark": _standing(split),
         "averaging": "sums over all documents: exp(nats / words), nats / ln 2 / bytes",
-        "model": as_table(model.config),
+        "model": to_dict(model.config),
         "parameters_sha256": _fingerprint(model),
         "precision": str(model.embedding.weight.dtype).removeprefix("torch."),
         "device": model.embedding.weight.device.type,

@@ -15,7 +15,7 @@ LONG_ENOUGH = 16_384
 """Tokens of a document after which its cold start, with memory still empty, weighs little."""
 
 
-def beginnings(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
+def truncate_split(split: Split, tokenizer: Tokenizer, tokens: int) -> Split:
     """The split cut down to about `tokens` tokens: the beginnings of documents spread evenly over it.
 
     Rather fewer documents than short pieces: each keeps `LONG_ENOUGH` tokens where it has them, so that most are

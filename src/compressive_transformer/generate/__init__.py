@@ -1,8 +1,22 @@
-"""Decoding token by token: cached keys and values, packed weights, quantised if asked for."""
+"""Text out of a model: a stream that reads, scores and writes, and a decoder with cached keys and values."""
 
 from .decoder import CachedDecoder
 from .lanes import LaneDecoder
-from .layers import is_plain
+from .layers import has_plain_layers
+from .line_scores import ScoredLine, score_lines
 from .packed import PRECISIONS, Precision, check_precision
+from .sampling import Sampling
+from .stream import Stream
 
-__all__ = ["PRECISIONS", "CachedDecoder", "LaneDecoder", "Precision", "check_precision", "is_plain"]
+__all__ = [
+    "PRECISIONS",
+    "CachedDecoder",
+    "LaneDecoder",
+    "Precision",
+    "Sampling",
+    "ScoredLine",
+    "Stream",
+    "check_precision",
+    "has_plain_layers",
+    "score_lines",
+]

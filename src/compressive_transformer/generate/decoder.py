@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import CompressiveError
 from ..memory import Memory, join, pad_slots
 from ..model import CompressiveTransformer
-from ..model.block import Tiers
+from ..model.block import TierStates
 from .kv_cache import Slots
 from .layers import PackedModel
 from .packed import Precision
@@ -40,7 +40,7 @@ class CachedDecoder:
 
     def restart(self, memory: Memory) -> None:
         """Go on from another memory, of any number of lanes."""
-        self.model.check_memory(memory, memory.batch)
+        self.model.check_memory(memory, memory.batch_size)
         ages = memory.seen.unique().tolist()
         self._indices = [(memory.seen == age).nonzero().squeeze(1) for age in ages]
         self._order = torch.cat(self._indices).argsort()
@@ -62,14 +62,14 @@ class CachedDecoder:
             lanes.select(torch.searchsorted(places, indices.cpu()[places]))
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Number of lanes."""
         return sum(map(len, self._indices))
 
     @property
     def seen(self) -> Tensor:
         """Tokens since the document of each lane began `[batch]`."""
-        return torch.cat([torch.full((lanes.batch,), lanes.seen) for lanes in self._lanes])[self._order]
+        return torch.cat([torch.full((lanes.batch_size,), lanes.seen) for lanes in self._lanes])[self._order]
 
     @property
     def memory(self) -> Memory:
@@ -80,9 +80,9 @@ class CachedDecoder:
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Logits `[batch, vocab_size]` after reading one more token of each lane, `tokens [batch]`."""
-        if tokens.shape != (self.batch,) or tokens.dtype not in (torch.int64, torch.int32):
+        if tokens.shape != (self.batch_size,) or tokens.dtype not in (torch.int64, torch.int32):
             raise CompressiveError(
-                f"tokens must be integers [batch = {self.batch}], got {tokens.dtype} {list(tokens.shape)}"
+                f"tokens must be integers [batch = {self.batch_size}], got {tokens.dtype} {list(tokens.shape)}"
             )
         if len(self._lanes) == 1:
             return self._lanes[0].step(tokens)
@@ -97,20 +97,20 @@ class _Lanes:
         self.packed = packed
         self.model = packed.model
         self.seen = int(memory.seen[0])
-        self.batch = memory.batch
+        self.batch_size = memory.batch_size
         self.segment_length = packed.config.segment_length
         memory = memory.detach()
         self.compressed, self.recent = list(memory.compressed), list(memory.recent)
         begun = self.seen % self.segment_length
         self.pending = packed.weight.new_zeros(
-            packed.config.n_layers, self.batch, self.segment_length, packed.config.d_model
+            packed.config.n_layers, self.batch_size, self.segment_length, packed.config.d_model
         )
         self.pending[:, :, :begun] = torch.stack([states[:, :begun] for states in memory.pending])
         self.usage = [
             pad_slots(sums, layer.block.uses_usage * (recent.shape[1] + self.segment_length - sums.shape[1]))
             for layer, sums, recent in zip(packed.layers, memory.usage, memory.recent, strict=bool(memory.usage))
         ]
-        self.slots = [Slots(packed, layout, self.batch) for layout in dict.fromkeys(self.model.layouts)]
+        self.slots = [Slots(packed, layout, self.batch_size) for layout in dict.fromkeys(self.model.layouts)]
         for slots in self.slots:
             for layer in slots.layers:
                 states = [self.compressed[layer], self.recent[layer], self.pending[layer, :, :begun]]
@@ -121,7 +121,7 @@ class _Lanes:
         begun = self.seen % self.segment_length
         usage = zip(self.packed.layers, self.usage, self.recent, strict=bool(self.usage))
         return Memory(
-            seen=torch.full((self.batch,), self.seen),
+            seen=torch.full((self.batch_size,), self.seen),
             compressed=tuple(self.compressed),
             recent=tuple(self.recent),
             pending=tuple(self.pending[:, :, :begun].clone().unbind(0)),
@@ -132,7 +132,7 @@ class _Lanes:
 
     def select(self, places: Tensor) -> None:
         """Lane b goes on from what lane `places[b]` has read; memory that was handed out stays as it was."""
-        if torch.equal(places, torch.arange(self.batch)):
+        if torch.equal(places, torch.arange(self.batch_size)):
             return
         places = places.to(self.pending.device)
         self.compressed, self.recent, self.usage = (
@@ -165,7 +165,7 @@ class _Lanes:
     def _receive(self, layer: int, weights: Tensor) -> None:
         """Add the mean over heads of `weights [head · batch, 1, slot]` to what slots received."""
         sums = self.usage[layer]
-        received = weights.view(-1, self.batch, weights.shape[2]).to(sums.dtype).mean(0)
+        received = weights.view(-1, self.batch_size, weights.shape[2]).to(sums.dtype).mean(0)
         received = received[:, self.compressed[layer].shape[1] :, None]
         sums[:, : received.shape[1]] += received
 
@@ -174,10 +174,10 @@ class _Lanes:
         zero = self.pending.new_zeros(())
         kept = zip(self.compressed, self.recent, self.usage or [zero] * len(self.recent), strict=True)
         tiers = [
-            Tiers(compressed, recent, pending, usage, zero, zero)
+            TierStates(compressed, recent, pending, usage, zero, zero)
             for (compressed, recent, usage), pending in zip(kept, self.pending, strict=True)
         ]
-        committed = self.packed.commit(tiers, self.pending, torch.full((self.batch,), self.seen))
+        committed = self.packed.commit(tiers, self.pending, torch.full((self.batch_size,), self.seen))
         self.compressed = [tier.compressed for tier in committed]
         self.recent = [tier.recent for tier in committed]
         self.usage = [

@@ -14,7 +14,7 @@ from .layers import PackedModel, Reach, Scratch
 class Slots:
     """Projected [compressed | recent | segment] of the layers of one layout, written in place."""
 
-    def __init__(self, packed: PackedModel, layout: SlotLayout, batch: int) -> None:
+    def __init__(self, packed: PackedModel, layout: SlotLayout, batch_size: int) -> None:
         self.packed = packed
         self.layout = layout
         self.layers = packed.layers_of(layout)
@@ -24,17 +24,17 @@ class Slots:
         slots, d_head = self.committed + layout.segment_length, config.d_model // config.n_heads
         # Keys and values, then, under rotary positions, keys turned by angles that change with each commit.
         kinds = 3 if self.rotary else 2
-        self.buffer = packed.weight.new_zeros(len(self.layers), kinds, config.n_heads, batch, slots, d_head)
+        self.buffer = packed.weight.new_zeros(len(self.layers), kinds, config.n_heads, batch_size, slots, d_head)
         self.keys = self.buffer[:, 2 if self.rotary else 0].flatten(1, 2).transpose(2, 3)
         self.values = self.buffer[:, 1].flatten(1, 2)
         # For all scores, and for those of one region: products into a part of the first would go head by head.
-        self.room, self.apart = packed.weight.new_zeros(2, config.n_heads * batch * slots)
+        self.room, self.apart = packed.weight.new_zeros(2, config.n_heads * batch_size * slots)
         biases = packed.layers[self.layers[0]].biases
         self.scratch = Scratch(
             packed.weight,
             biases=0 if biases is None else len(biases),
             n_heads=config.n_heads,
-            batch=batch,
+            batch_size=batch_size,
             d_head=d_head,
         )
         self.reaches: dict[tuple[int, int], list[Reach]] = {}
@@ -74,12 +74,12 @@ class Slots:
 
     def _reach(self, place: int) -> list[Reach]:
         width, compressed = self.committed + place + 1, self.layout.compressed_length
-        *_, n_heads, batch, _, _ = self.buffer.shape
+        *_, n_heads, batch_size, _, _ = self.buffer.shape
         own = self.buffer.select(4, width - 1).unbind(0)
         keys = self.keys.narrow(3, 0, width).unbind(0)
         values = self.values.narrow(2, 0, width).unbind(0)
-        scores = self.room[: n_heads * batch * width].view(n_heads, batch, width)
-        shared = (scores.view(n_heads * batch, 1, width), scores[:, :, : self.committed], self.scratch)
+        scores = self.room[: n_heads * batch_size * width].view(n_heads, batch_size, width)
+        shared = (scores.view(n_heads * batch_size, 1, width), scores[:, :, : self.committed], self.scratch)
         views = zip(own, keys, values, strict=True)
         if self.rotary:
             angles = self.angles[:, place : place + 1]

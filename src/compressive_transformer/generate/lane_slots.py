@@ -100,14 +100,14 @@ class LaneSlots:
 
     def reach(self, seen: Tensor) -> dict[int, LaneReach]:
         """What the next token of each lane reads and writes, by layer; `seen [batch]` are tokens before it."""
-        layout, device, batch = self.layout, self.buffer.device, len(seen)
+        layout, device, batch_size = self.layout, self.buffer.device, len(seen)
         places = layout.pending(seen)
         width = int(places.max()) + 1
         beyond = (torch.arange(width) > places[:, None]).to(device)
-        ahead = self.mask.new_zeros(batch, width).masked_fill(beyond, float("-inf"))
-        mask = torch.cat([self.mask[:batch], ahead], dim=1)[:, None]
-        own = (torch.arange(batch, device=device), (self.committed + places).to(device))
-        buffers = self.buffer[:, :, :batch, :, : self.committed + width]
+        ahead = self.mask.new_zeros(batch_size, width).masked_fill(beyond, float("-inf"))
+        mask = torch.cat([self.mask[:batch_size], ahead], dim=1)[:, None]
+        own = (torch.arange(batch_size, device=device), (self.committed + places).to(device))
+        buffers = self.buffer[:, :, :batch_size, :, : self.committed + width]
         if self.rotary:
             angles = self.angles[places.to(device)][:, None]
             return {

@@ -9,7 +9,7 @@ from ..attention import rotated
 from ..errors import CompressiveError
 from ..memory import Memory
 from ..model import CompressiveTransformer
-from ..model.block import Tiers
+from ..model.block import TierStates
 from .lane_slots import Lane, LaneReach, LaneSlots
 from .layers import PackedLayer, PackedModel
 
@@ -17,7 +17,7 @@ from .layers import PackedLayer, PackedModel
 class LaneDecoder:
     """Steps lanes that stand anywhere in their segments, all in one pass; logits and memories are the model's own.
 
-    Where `CachedDecoder` is made for a batch that stays together, lanes come and go here: places are 0 to `batch` - 1,
+    Where `CachedDecoder` is made for a batch that stays together, lanes come and go here, at places from 0 on,
     and when a lane leaves, the last one takes its place. Weights are copied when the decoder is made. Nothing has a
     gradient.
     """
@@ -33,7 +33,7 @@ class LaneDecoder:
         self._pending = self._packed.weight.new_zeros(config.n_layers, 1, config.segment_length, config.d_model)
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Number of lanes."""
         return len(self._lanes)
 
@@ -41,7 +41,7 @@ class LaneDecoder:
     def join(self, memory: Memory) -> int:
         """The place of a new lane, the last one, that goes on from `memory` of one lane."""
         self.model.check_memory(memory, 1)
-        place, lane = self.batch, Lane(memory.detach(), self.model.config.segment_length)
+        place, lane = self.batch_size, Lane(memory.detach(), self.model.config.segment_length)
         if place == self._pending.shape[1]:
             self._pending = torch.cat([self._pending, torch.zeros_like(self._pending)], dim=1)
             for group in self._groups:
@@ -61,9 +61,9 @@ class LaneDecoder:
         memory = self._memory(lane, place)
         if lane is not last:
             self._lanes[place] = last
-            self._pending[:, place] = self._pending[:, self.batch]
+            self._pending[:, place] = self._pending[:, self.batch_size]
             for group in self._groups:
-                group.copy(self.batch, place)
+                group.copy(self.batch_size, place)
         return memory
 
     def memory(self, place: int) -> Memory:
@@ -74,9 +74,9 @@ class LaneDecoder:
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Logits `[batch, vocab_size]` after reading one more token of each lane, `tokens [batch]`."""
-        if tokens.shape != (self.batch,) or tokens.dtype != torch.int64 or not self.batch:
+        if tokens.shape != (self.batch_size,) or tokens.dtype != torch.int64 or not self.batch_size:
             raise CompressiveError(
-                f"tokens must be int64 [batch = {self.batch}], a lane at least, got {tokens.dtype} {list(tokens.shape)}"
+                f"tokens must be int64 [batch = {self.batch_size}], not empty, got {tokens.dtype} {list(tokens.shape)}"
             )
         seen = torch.tensor([lane.seen for lane in self._lanes])
         reached = {layer: reach for group in self._groups for layer, reach in group.reach(seen).items()}
@@ -88,7 +88,7 @@ class LaneDecoder:
             if packed.block.uses_usage:
                 self._receive(layer, weights)
         places = seen % self.model.config.segment_length
-        self._pending[:, torch.arange(self.batch), places] = torch.stack(states)
+        self._pending[:, torch.arange(self.batch_size), places] = torch.stack(states)
         for place, lane in enumerate(self._lanes):
             lane.seen += 1
             if not lane.begun:
@@ -106,7 +106,7 @@ class LaneDecoder:
         usages = lane.usage or [zero] * len(lane.recent)
         pending = self._pending[:, place : place + 1]
         kept = zip(lane.compressed, lane.recent, pending, usages, strict=True)
-        tiers = self._packed.commit([Tiers(*own, zero, zero) for own in kept], pending, torch.tensor([lane.seen]))
+        tiers = self._packed.commit([TierStates(*own, zero, zero) for own in kept], pending, torch.tensor([lane.seen]))
         lane.compressed = [tier.compressed for tier in tiers]
         lane.recent = [tier.recent for tier in tiers]
         if lane.usage:
@@ -126,8 +126,8 @@ class LaneDecoder:
         )
 
     def _check(self, place: int) -> None:
-        if not 0 <= place < self.batch:
-            raise CompressiveError(f"place ({place}) must be that of one of the {self.batch} lanes, from 0 on")
+        if not 0 <= place < self.batch_size:
+            raise CompressiveError(f"place ({place}) must be that of one of the {self.batch_size} lanes, from 0 on")
 
 
 def _step(packed: PackedLayer, hidden: Tensor, reach: LaneReach) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,14 +141,14 @@ def _step(packed: PackedLayer, hidden: Tensor, reach: LaneReach) -> tuple[Tensor
         queries, keys_values = turned[:, 0], torch.cat([keys_values, turned[:, 1:]], dim=1)
     reach.buffer[:, lanes, :, slots] = keys_values
     content = queries if packed.biases is None else queries + packed.biases[0, :, 0]
-    (batch, heads, _), width = queries.shape, reach.buffer.shape[3]
+    (batch_size, heads, _), width = queries.shape, reach.buffer.shape[3]
     keys, values = (reach.buffer[kind].flatten(0, 1) for kind in (-1 if reach.angles is not None else 0, 1))
-    scores = torch.bmm(content.flatten(0, 1)[:, None], keys.transpose(1, 2)).view(batch, heads, width)
+    scores = torch.bmm(content.flatten(0, 1)[:, None], keys.transpose(1, 2)).view(batch_size, heads, width)
     for at, (rows, index, region) in enumerate(reach.rows):
         assert packed.biases is not None
         shifted = queries + packed.biases[1 + at % (len(packed.biases) - 1), :, 0]
         distances = torch.bmm(shifted.transpose(0, 1), rows)  # [head, batch, row]
         scores[:, :, region] += distances.gather(2, index.expand(heads, -1, -1)).transpose(0, 1)
     weights = torch.softmax(scores + reach.mask, dim=-1)
-    mixed = torch.bmm(weights.view(batch * heads, 1, width), values).view(batch, -1)
+    mixed = torch.bmm(weights.view(batch_size * heads, 1, width), values).view(batch_size, -1)
     return packed.finish(hidden, mixed), state, weights

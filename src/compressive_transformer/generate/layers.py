@@ -16,7 +16,7 @@ from ..attention.positions import Positions, RelativePositions, relative_positio
 from ..errors import CompressiveError
 from ..memory import SlotLayout
 from ..model import CompressiveTransformer
-from ..model.block import Block, Chunk, Tiers
+from ..model.block import Block, ChunkPlan, TierStates
 from ..model.embedding import TiedEmbedding
 from .packed import Precision, check_precision, pack
 
@@ -27,13 +27,13 @@ class Scratch:
     Written again by each layer: views that are made once cost nothing, where each would cost as much as a small sum.
     """
 
-    def __init__(self, like: Tensor, *, biases: int, n_heads: int, batch: int, d_head: int) -> None:
-        self.batch = batch
-        self.queries = like.new_zeros(max(1, biases), n_heads, batch, d_head)
-        self.content = self.queries[0].view(n_heads * batch, 1, d_head)
+    def __init__(self, like: Tensor, *, biases: int, n_heads: int, batch_size: int, d_head: int) -> None:
+        self.batch_size = batch_size
+        self.queries = like.new_zeros(max(1, biases), n_heads, batch_size, d_head)
+        self.content = self.queries[0].view(n_heads * batch_size, 1, d_head)
         self.shifted = self.queries[1:].unbind(0)
-        self.mixed = like.new_zeros(n_heads * batch, 1, d_head)
-        self.mixed_lanes = self.mixed.view(n_heads, batch, d_head).transpose(0, 1)  # [batch, head, d_head]
+        self.mixed = like.new_zeros(n_heads * batch_size, 1, d_head)
+        self.mixed_lanes = self.mixed.view(n_heads, batch_size, d_head).transpose(0, 1)  # [batch, head, d_head]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,10 +112,10 @@ class PackedLayer:
 
     def _scores(self, projected: Tensor, reach: Reach) -> Tensor:
         """Scores `[head · batch, 1, slot]` of queries in `projected [batch, 3 · d_model]`, whose keys are kept."""
-        batch, width = projected.shape
+        batch_size, width = projected.shape
         d_model, scratch = width // 3, reach.scratch
         # [query, key and value, head, batch, d_head] in one view each
-        sizes, strides = (self.n_heads, batch, self.d_head), (d_model, self.d_head, width, 1)
+        sizes, strides = (self.n_heads, batch_size, self.d_head), (d_model, self.d_head, width, 1)
         queries = projected.as_strided((1, *sizes), strides)
         keys_values = projected.as_strided((2, *sizes), strides, d_model)
         if self.biases is None:
@@ -135,7 +135,7 @@ class PackedLayer:
         return reach.scores.baddbmm_(scratch.content, reach.keys)
 
 
-def is_plain(model: CompressiveTransformer) -> bool:
+def has_plain_layers(model: CompressiveTransformer) -> bool:
     """Whether the layers that are packed compute with their own weights alone; adapters and quantised layers do not."""
     for block in cast("list[Block]", list(model.blocks)):
         attention, network = block.attention, list(block.feed_forward.children())
@@ -162,7 +162,7 @@ class PackedModel:
     def __init__(self, model: CompressiveTransformer, precision: Precision) -> None:
         """Raises CompressiveError for a model with layers that are not its own (see `is_plain`)."""
         check_precision(precision, model.embedding.weight.device)
-        if not is_plain(model):
+        if not has_plain_layers(model):
             raise CompressiveError(
                 "a layer of the model computes with more than its own weights, which decoding would leave out: merge "
                 "adapters first, or read with the model itself"
@@ -216,13 +216,13 @@ class PackedModel:
             tables.append(torch.stack(rows, dim=1).contiguous().transpose(3, 4))
         return tables
 
-    def commit(self, tiers: list[Tiers], pending: Tensor, seen: Tensor) -> list[Tiers]:
+    def commit(self, tiers: list[TierStates], pending: Tensor, seen: Tensor) -> list[TierStates]:
         """The commit of the blocks themselves at `seen [batch]` tokens; `pending [layer, batch, segment, d_model]`."""
         training = self.model.training
         if training:
             self.model.eval()  # a compression function may drop, too
         before, nowhere = seen - self.config.segment_length, Positions(pending.new_zeros(()))
-        chunks = {layout: Chunk(layout, before, seen, nowhere) for layout in set(self.model.layouts)}
+        chunks = {layout: ChunkPlan(layout, before, seen, nowhere) for layout in set(self.model.layouts)}
         committed = [
             layer.block.commit(own, states, None, chunks[layout])
             for layer, own, states, layout in zip(self.layers, tiers, pending, self.model.layouts, strict=True)

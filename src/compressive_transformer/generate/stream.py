@@ -9,13 +9,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..attention.positions import Distances
+from ..attention.positions import PositionCache
 from ..data.tokenizers import ByteTokenizer, Tokenizer
 from ..errors import CompressiveError
 from ..memory import Memory
 from ..model import CompressiveTransformer
 from ..model.embedding import token_nats
-from . import CachedDecoder, Precision, check_precision
+from .decoder import CachedDecoder
+from .packed import Precision, check_precision
 from .sampling import Sampling, require_tokens
 from .stream_file import belongs_to, read_state, write_state
 
@@ -48,7 +49,7 @@ class Stream:
         self.tokenizer = tokenizer
         self.precision = precision
         self._memory: Memory | None = model.empty_memory(1)  # None while the decoder is ahead of it
-        self._distances = Distances()
+        self._distances = PositionCache()
         self._decoder: CachedDecoder | None = None
         self._behind = False  # the decoder, of what was read since it stepped
         self._logits: Tensor | None = None  # of the next token; None before the document's start was read

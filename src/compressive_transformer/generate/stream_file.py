@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..checkpoint import digest, load_tensors, read_metadata, save_tensors
-from ..config.toml import as_table, with_defaults
+from ..config.toml import to_dict, with_defaults
 from ..data.tokenizers import Tokenizer
 from ..errors import CompressiveError
 from ..memory import Memory
@@ -24,7 +24,7 @@ def belongs_to(model: CompressiveTransformer, tokenizer: Tokenizer) -> dict[str,
     return {
         "format": FORMAT,
         "version": VERSION,
-        "config": json.dumps(as_table(model.config), sort_keys=True),
+        "config": json.dumps(to_dict(model.config), sort_keys=True),
         "weights": digest(model.state_dict()),
         "tokenizer": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
     }

@@ -42,11 +42,11 @@ class CompressiveTransformerCache:
         self._memory, self._decoder = memory, None
 
     @property
-    def batch(self) -> int | None:
+    def batch_size(self) -> int | None:
         """Number of lanes; None before anything was read."""
         if self._decoder is not None:
-            return self._decoder.batch
-        return None if self._memory is None else self._memory.batch
+            return self._decoder.batch_size
+        return None if self._memory is None else self._memory.batch_size
 
     def step(self, model: CompressiveTransformer, tokens: Tensor) -> Tensor:
         """Logits `[batch, vocab_size]` after one more token of each lane, read by a decoder that goes on from memory.
@@ -73,8 +73,8 @@ class CompressiveTransformerCache:
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each lane `repeats` times, side by side."""
-        if self.batch is not None:
-            self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
+        if self.batch_size is not None:
+            self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """The lanes `indices [new batch]` only, in that order; a lane may be repeated."""

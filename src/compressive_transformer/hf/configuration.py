@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from ..config import ModelConfig
+from ..config.toml import upgrade
 
 BYTES = 257
 """Token ids of text as bytes, which a config without a `vocab_size` has."""
@@ -33,7 +34,7 @@ class CompressiveTransformerConfig(PretrainedConfig):  # type: ignore[misc]
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values", "compression_loss"]
 
     def __init__(self, **fields: Any) -> None:
-        fields = {self.attribute_map.get(name, name): value for name, value in fields.items()}
+        fields = upgrade({self.attribute_map.get(name, name): value for name, value in fields.items()})
         names = {field.name for field in dataclasses.fields(ModelConfig)}
         own = {name: fields.pop(name) for name in names & fields.keys()}
         core = dataclasses.asdict(ModelConfig(**{"vocab_size": BYTES, **own}))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..checkpoint import load
 from ..errors import CompressiveError
-from ..files import whole_folder
+from ..files import atomic_folder
 from ..model import CompressiveTransformer
 from .card import card
 from .code import AUTO_MAP, modeling_files
@@ -33,7 +33,7 @@ def export_transformers(run: str | Path, out: str | Path) -> None:
     exported = CompressiveTransformerForCausalLM.of(model)
     exported.config.auto_map = AUTO_MAP
     name = out.absolute().name
-    with whole_folder(out) as folder:
+    with atomic_folder(out) as folder:
         exported.save_pretrained(folder)
         library_tokenizer.save_pretrained(folder)
         texts = {**modeling_files(), "README.md": card(run, name, model.config, exported.num_parameters())}

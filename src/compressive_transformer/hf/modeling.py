@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from ..errors import CompressiveError
-from ..generate import is_plain
+from ..generate import has_plain_layers
 from ..memory import Memory
 from ..model import CompressiveTransformer, Output, next_token_loss
 from ..model.embedding import IGNORE_INDEX
@@ -111,8 +111,8 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         mask = _own_columns(input_ids, attention_mask)
         if labels is not None and logits_to_keep:
             raise CompressiveError(f"logits_to_keep ({logits_to_keep}) must be 0 with labels, which need all logits")
-        if cache.batch not in (None, len(input_ids)):
-            raise CompressiveError(f"the cache has {cache.batch} lanes, input_ids {len(input_ids)} rows")
+        if cache.batch_size not in (None, len(input_ids)):
+            raise CompressiveError(f"the cache has {cache.batch_size} lanes, input_ids {len(input_ids)} rows")
         logits, compression_loss = self._advance(input_ids, mask, cache, logits_to_keep, decode)
         loss = None
         if labels is not None:
@@ -149,8 +149,8 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         cache = _one_cache(past_key_values, cache)
         if is_first_iteration:
             cache.memory = cache.memory  # an earlier decoder may have other weights than the model has now
-        if cache.batch is not None and len(input_ids) != cache.batch:
-            cache.batch_repeat_interleave(max(1, len(input_ids) // cache.batch))
+        if cache.batch_size is not None and len(input_ids) != cache.batch_size:
+            cache.batch_repeat_interleave(max(1, len(input_ids) // cache.batch_size))
         if cache.columns:
             given = input_ids.shape[1]
             new = given if next_sequence_length is None else next_sequence_length
@@ -207,7 +207,12 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         """Logits of the last `keep` columns (0: of all) and the compression loss; the cache has read `tokens` then."""
         alone = tokens.shape[1] == 1 and (mask is None or bool(mask.all()))
         mixed = torch.is_autocast_enabled(tokens.device.type)
-        if decode and alone and not (mixed or self.training or torch.is_grad_enabled()) and is_plain(self.model):
+        if (
+            decode
+            and alone
+            and not (mixed or self.training or torch.is_grad_enabled())
+            and has_plain_layers(self.model)
+        ):
             logits = cache.step(self.model, tokens[:, 0])[:, None]
             loss = logits.new_zeros(())
         else:
@@ -251,10 +256,10 @@ def _own_columns(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | N
     """Which of `input_ids` are real (bool), or None where all are."""
     if attention_mask is None:
         return None
-    batch, columns = input_ids.shape
-    if attention_mask.ndim != 2 or len(attention_mask) != batch or attention_mask.shape[1] < columns:
+    batch_size, columns = input_ids.shape
+    if attention_mask.ndim != 2 or len(attention_mask) != batch_size or attention_mask.shape[1] < columns:
         raise CompressiveError(
-            f"attention_mask must be [batch = {batch}, at least {columns} columns], got {list(attention_mask.shape)}"
+            f"attention_mask must be [batch = {batch_size}, columns >= {columns}], got {list(attention_mask.shape)}"
         )
     return attention_mask[:, -columns:].to(input_ids.device).bool()
 

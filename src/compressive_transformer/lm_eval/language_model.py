@@ -11,7 +11,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from torch import Tensor
 
-from ..attention.positions import Distances
+from ..attention.positions import PositionCache
 from ..checkpoint import load
 from ..errors import CompressiveError
 from ..generate.stream import Stream
@@ -39,7 +39,7 @@ class CompressiveLM(LM):  # type: ignore[misc]
         self.batch_size = int(batch_size)
         self.model, self.tokenizer = load(run)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._distances = Distances()
+        self._distances = PositionCache()
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Of each continuation after its context: ln p, and whether it is the likeliest token by token."""
@@ -88,8 +88,8 @@ class CompressiveLM(LM):  # type: ignore[misc]
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row][0]))
         found: dict[int, tuple[float, bool]] = {}
         for at in range(0, len(order), self.batch_size):
-            batch = order[at : at + self.batch_size]
-            found |= dict(zip(batch, self._batch_scores([rows[row] for row in batch], greedy), strict=True))
+            batch_size = order[at : at + self.batch_size]
+            found |= dict(zip(batch_size, self._batch_scores([rows[row] for row in batch_size], greedy), strict=True))
         return [found[row] for row in range(len(rows))]
 
     @torch.no_grad()

@@ -37,7 +37,7 @@ class Memory:
     """Attention received so far, `[batch, recent + pending, 1]` a layer; none where f_c does not ask for it."""
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Number of lanes."""
         return self.seen.shape[0]
 
@@ -45,7 +45,7 @@ class Memory:
         """The memory in which the lanes marked in `starts [batch]` (bool) are empty: a document begins."""
         if starts.shape != self.seen.shape or starts.dtype != torch.bool:
             raise CompressiveError(
-                f"starts must be bool [batch = {self.batch}], got {starts.dtype} {list(starts.shape)}"
+                f"starts must be bool [batch = {self.batch_size}], got {starts.dtype} {list(starts.shape)}"
             )
         if not bool(starts.any()):
             return self
@@ -56,8 +56,8 @@ class Memory:
         """The memory of the lanes `indices [new batch]` (int64), in that order; a lane may be repeated."""
         if indices.ndim != 1 or indices.dtype != torch.int64:
             raise CompressiveError(f"indices must be int64 [lanes], got {indices.dtype} {list(indices.shape)}")
-        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.batch:
-            raise CompressiveError(f"indices must lie in 0 .. {self.batch - 1}, got {indices.tolist()}")
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.batch_size:
+            raise CompressiveError(f"indices must lie in 0 .. {self.batch_size - 1}, got {indices.tolist()}")
         picked = self._map(lambda states: states[indices.to(states.device)])
         return replace(picked, seen=self.seen[indices.to(self.seen.device)])
 
@@ -110,9 +110,9 @@ class Memory:
 
 
 def empty_memory(
-    config: ModelConfig, batch: int, *, usage: Sequence[bool], device: torch.device, dtype: torch.dtype
+    config: ModelConfig, batch_size: int, *, usage: Sequence[bool], device: torch.device, dtype: torch.dtype
 ) -> Memory:
-    """The memory of `batch` lanes in which nothing has been read yet.
+    """The memory of `batch_size` lanes in which nothing has been read yet.
 
     `usage` says of each layer whether it keeps count of the attention that states receive.
     """
@@ -121,14 +121,14 @@ def empty_memory(
     counted = [layout.recent_length * kept for layout, kept in zip(layouts, usage, strict=True)] if any(usage) else []
 
     def states(lengths: list[int]) -> tuple[Tensor, ...]:
-        return tuple(torch.zeros(batch, length, config.d_model, device=device, dtype=dtype) for length in lengths)
+        return tuple(torch.zeros(batch_size, length, config.d_model, device=device, dtype=dtype) for length in lengths)
 
     return Memory(
-        seen=torch.zeros(batch, dtype=torch.int64, device="cpu"),
+        seen=torch.zeros(batch_size, dtype=torch.int64, device="cpu"),
         compressed=states([layout.compressed_length for layout in layouts]),
         recent=states([layout.recent_length for layout in layouts]),
         pending=states([0] * config.n_layers),
-        usage=tuple(torch.zeros(batch, length, 1, device=device, dtype=precise) for length in counted),
+        usage=tuple(torch.zeros(batch_size, length, 1, device=device, dtype=precise) for length in counted),
     )
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import SlotLayout, evicted_groups, next_pending, next_recent
+from .commit import evicted_groups, next_pending, next_recent
+from .layout import SlotLayout
 
 
-class Received:
+class AttentionSums:
     """Sums the attention that each slot receives from a chunk of tokens, as a mean over heads.
 
     It is what attention tells its weights, one head after another.

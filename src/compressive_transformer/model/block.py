@@ -17,17 +17,17 @@ from ..compression import (
     attention_reconstruction,
     auto_encoding,
     build_compression,
-    matched,
+    match_rms,
     mean_and_relative,
 )
 from ..config import ModelConfig
 from ..errors import CompressiveError
 from ..memory import SlotLayout, append_compressed, evicted_groups, new_groups, next_pending, next_recent, place_segment
-from ..memory.usage import Received, add_received, mean_usage, next_usage
+from ..memory.usage import AttentionSums, add_received, mean_usage, next_usage
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class ChunkPlan:
     """What all layers of one layout share while a chunk of at most one segment is read."""
 
     layout: SlotLayout
@@ -49,7 +49,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False)
-class Tiers:
+class TierStates:
     """The memory of one layer, and what its commit measured."""
 
     compressed: Tensor
@@ -94,8 +94,8 @@ class Block(nn.Module):
                 f"memory_length ({memory.memory_length}) must be at least {self.compression.overlap} with compression ="
                 f" {config.compression!r}, whose groups hold states that are still in recent memory"
             )
-        self.matches = (
-            config.compressed_scale == "matched" and self.compression is not None and self.compression.scalable
+        self.matches_rms = (
+            config.compressed_scale == "rms" and self.compression is not None and self.compression.scalable
         )
         self.compression_decoder = (
             Decoder(config.d_model, memory.compression_rate)
@@ -113,18 +113,20 @@ class Block(nn.Module):
         """Whether the compression function asks for the usage of what it compresses."""
         return self.compression is not None and self.compression.uses_usage
 
-    def forward(self, hidden: Tensor, tiers: Tiers, chunk: Chunk) -> tuple[Tensor, Tiers]:
+    def forward(self, hidden: Tensor, tiers: TierStates, chunk: ChunkPlan) -> tuple[Tensor, TierStates]:
         """The next layer's input `[batch, chunk, d_model]`, and the layer's memory after the chunk."""
         if self.gradient_checkpointing and torch.is_grad_enabled():
             # The reentrant form would lose the gradient of the compression loss, which lies inside of a dataclass.
-            result: tuple[Tensor, Tiers] = checkpoint(self._read_and_commit, hidden, tiers, chunk, use_reentrant=False)
+            result: tuple[Tensor, TierStates] = checkpoint(
+                self._read_and_commit, hidden, tiers, chunk, use_reentrant=False
+            )
             return result
         return self._read_and_commit(hidden, tiers, chunk)
 
-    def _read_and_commit(self, hidden: Tensor, tiers: Tiers, chunk: Chunk) -> tuple[Tensor, Tiers]:
+    def _read_and_commit(self, hidden: Tensor, tiers: TierStates, chunk: ChunkPlan) -> tuple[Tensor, TierStates]:
         states = self.attention_norm(hidden) if self.pre_norm else hidden
         segment = place_segment(chunk.layout, tiers.pending, states, before=chunk.before, after=chunk.after)
-        received = Received(chunk.after - chunk.before) if self.uses_usage else None
+        received = AttentionSums(chunk.after - chunk.before) if self.uses_usage else None
         read = _compiled_read() if self.compiled and torch.is_grad_enabled() else Block.read
         slots = (torch.cat([tiers.compressed, tiers.recent], dim=1), segment)
         hidden, projected = read(self, hidden, states, slots, chunk.positions, received)
@@ -143,7 +145,7 @@ class Block(nn.Module):
         states: Tensor,
         slots: tuple[Tensor, Tensor],
         positions: Positions,
-        received: Received | None,
+        received: AttentionSums | None,
     ) -> tuple[Tensor, Projected]:
         """The next layer's input `[batch, chunk, d_model]`, and what attention made of memory and segment.
 
@@ -159,7 +161,7 @@ class Block(nn.Module):
             hidden = self.feed_forward_norm(attended + self.dropout(self.feed_forward(attended)))
         return hidden, projected
 
-    def commit(self, tiers: Tiers, segment: Tensor, projected: Projected | None, chunk: Chunk) -> Tiers:
+    def commit(self, tiers: TierStates, segment: Tensor, projected: Projected | None, chunk: ChunkPlan) -> TierStates:
         """The layer's memory after the chunk; lanes whose segment is incomplete only gain pending states.
 
         `segment [batch, segment, d_model]` are its states so far; `projected` is what attention made of all slots, and
@@ -183,8 +185,8 @@ class Block(nn.Module):
             else:
                 new = self.compression(groups)
             evicted = groups[:, :, : layout.compression_rate]
-            if self.matches:
-                new = matched(new, evicted)
+            if self.matches_rms:
+                new = match_rms(new, evicted)
             if new.requires_grad:
                 if self.compression_loss == "attention" and projected is not None:
                     loss, error = self._attention_reconstruction(segment, projected, new, counts, chunk)
@@ -195,10 +197,10 @@ class Block(nn.Module):
             kept = new if self.compression_loss == "bptt" else new.detach()
             compressed = append_compressed(compressed, kept.to(compressed.dtype), counts)
         recent = next_recent(layout, states, chunk.complete)
-        return Tiers(compressed, recent, pending, usage, loss, error)
+        return TierStates(compressed, recent, pending, usage, loss, error)
 
     def _attention_reconstruction(
-        self, segment: Tensor, projected: Projected, new: Tensor, counts: Tensor, chunk: Chunk
+        self, segment: Tensor, projected: Projected, new: Tensor, counts: Tensor, chunk: ChunkPlan
     ) -> tuple[Tensor, Tensor]:
         """The loss of Algorithm 2 and its relative error.
 

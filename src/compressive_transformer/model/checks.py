@@ -15,18 +15,20 @@ def checked_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
         raise CompressiveError(
             f"tokens must be integers [batch, chunk] with at least one of each, got {tokens.dtype} {list(tokens.shape)}"
         )
-    batch, chunk = tokens.shape
+    batch_size, chunk = tokens.shape
     if lengths is None:
-        return torch.full((batch,), chunk)
-    if lengths.shape != (batch,) or lengths.dtype != torch.int64:
-        raise CompressiveError(f"lengths must be int64 [batch = {batch}], got {lengths.dtype} {list(lengths.shape)}")
+        return torch.full((batch_size,), chunk)
+    if lengths.shape != (batch_size,) or lengths.dtype != torch.int64:
+        raise CompressiveError(
+            f"lengths must be int64 [batch = {batch_size}], got {lengths.dtype} {list(lengths.shape)}"
+        )
     lengths = lengths.cpu()
     if not 0 <= int(lengths.min()) <= int(lengths.max()) <= chunk:
         raise CompressiveError(f"lengths must lie in 0 .. {chunk}, the chunk's length, got {lengths.tolist()}")
     return lengths
 
 
-def require_ids(ids: Tensor, vocab_size: int) -> None:
+def check_token_ids(ids: Tensor, vocab_size: int) -> None:
     """Raise CompressiveError unless all are ids of the vocabulary, where that can be seen without waiting."""
     # Elsewhere than on the CPU the look would wait for the device; there the embedding itself refuses, less clearly.
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:

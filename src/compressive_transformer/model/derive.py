@@ -10,7 +10,7 @@ import torch
 
 from ..config import ModelConfig, PerLayer
 from ..errors import CompressiveError
-from . import CompressiveTransformer
+from .model import CompressiveTransformer
 
 OF_COMPRESSION = ("compression", "compression_heads", "compression_loss", "compressed_scale")
 """The fields of the config that go with the functions."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..attention.positions import Distances, chunk_positions
+from ..attention.positions import PositionCache, chunk_positions
 from ..config import ModelConfig
 from ..errors import CompressiveError, CompressiveWarning
 from ..memory import Memory, SlotLayout, empty_memory
-from .block import Block, Chunk, Tiers
-from .checks import checked_lengths, checked_targets, require_ids
+from .block import Block, ChunkPlan, TierStates
+from .checks import check_token_ids, checked_lengths, checked_targets
 from .embedding import IGNORE_INDEX, build_embedding
 
 
@@ -50,24 +50,24 @@ class CompressiveTransformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
-        self._initialise()
+        self._initialize()
         self._warn()
 
-    def empty_memory(self, batch: int) -> Memory:
-        """The memory of `batch` lanes that have read nothing, on the model's device and in its dtype.
+    def empty_memory(self, batch_size: int) -> Memory:
+        """The memory of `batch_size` lanes that have read nothing, on the model's device and in its dtype.
 
         Raises CompressiveError where the device has no room for it.
         """
-        if batch < 1:
-            raise CompressiveError(f"batch ({batch}) must be 1 or more")
+        if batch_size < 1:
+            raise CompressiveError(f"batch_size ({batch_size}) must be 1 or more")
         weight, usage = self.embedding.weight, [bool(block.uses_usage) for block in self.blocks]
         try:
-            return empty_memory(self.config, batch, usage=usage, device=weight.device, dtype=weight.dtype)
+            return empty_memory(self.config, batch_size, usage=usage, device=weight.device, dtype=weight.dtype)
         except RuntimeError as error:
             slots = sum(layout.compressed_length + layout.recent_length for layout in self.layouts)
-            size = batch * slots * self.config.d_model * weight.element_size()
+            size = batch_size * slots * self.config.d_model * weight.element_size()
             raise CompressiveError(
-                f"memory of {batch} lanes cannot be held: it takes {size:,} bytes on {weight.device}; "
+                f"memory of {batch_size} lanes cannot be held: it takes {size:,} bytes on {weight.device}; "
                 "use shorter memories or fewer lanes"
             ) from error
 
@@ -78,7 +78,7 @@ class CompressiveTransformer(nn.Module):
         lengths: Tensor | None = None,
         targets: Tensor | None = None,
         *,
-        distances: Distances | None = None,
+        distances: PositionCache | None = None,
     ) -> Output:
         """Logits for the next token after each of `tokens [batch, chunk]`, and the memory that follows.
 
@@ -95,7 +95,7 @@ class CompressiveTransformer(nn.Module):
         lengths = checked_lengths(tokens, lengths)
         targets = checked_targets(tokens, targets, lengths)
         for ids in (tokens,) if targets is None else (tokens, targets.masked_fill(targets == IGNORE_INDEX, 0)):
-            require_ids(ids, self.config.vocab_size)
+            check_token_ids(ids, self.config.vocab_size)
         memory = self.empty_memory(len(tokens)) if memory is None else memory
         self.check_memory(memory, len(tokens))
         layout = self.layouts[0]  # segments are as long in every layer
@@ -115,7 +115,7 @@ class CompressiveTransformer(nn.Module):
         return _joined(outputs, tokens.shape[1])
 
     def _read(
-        self, tokens: Tensor, memory: Memory, lengths: Tensor, targets: Tensor | None, distances: Distances | None
+        self, tokens: Tensor, memory: Memory, lengths: Tensor, targets: Tensor | None, distances: PositionCache | None
     ) -> Output:
         """One pass over a chunk in which no lane reads beyond its current segment."""
         weight, after = self.embedding.weight, memory.seen + lengths
@@ -130,7 +130,7 @@ class CompressiveTransformer(nn.Module):
                 like=weight,
                 distances=distances,
             )
-            chunks[layout] = Chunk(layout, memory.seen, after, positions)
+            chunks[layout] = ChunkPlan(layout, memory.seen, after, positions)
         hidden = self.dropout(self.embedding(tokens))
         zero = weight.new_zeros(())
         tiers = []
@@ -138,7 +138,7 @@ class CompressiveTransformer(nn.Module):
         usages = memory.usage or [zero] * len(self.blocks)
         each = zip(self.blocks, self.layouts, layers, usages, strict=True)
         for block, layout, (compressed, recent, pending), usage in each:
-            hidden, tier = block(hidden, Tiers(compressed, recent, pending, usage, zero, zero), chunks[layout])
+            hidden, tier = block(hidden, TierStates(compressed, recent, pending, usage, zero, zero), chunks[layout])
             tiers.append(tier)
         logits, nats = self.embedding.read_out(self.final_norm(hidden), targets)
         return Output(
@@ -155,19 +155,19 @@ class CompressiveTransformer(nn.Module):
             nats=nats,
         )
 
-    def check_memory(self, memory: Memory, batch: int) -> None:
-        """Raise CompressiveError unless `memory` is one of this model's, of `batch` lanes."""
+    def check_memory(self, memory: Memory, batch_size: int) -> None:
+        """Raise CompressiveError unless `memory` is one of this model's, of `batch_size` lanes."""
         d_model = self.config.d_model
         tiers = (memory.compressed, memory.recent, memory.pending)
-        way_out = f"start from model.empty_memory({batch})"
+        way_out = f"start from model.empty_memory({batch_size})"
         if (layers := [len(tier) for tier in tiers]) != [self.config.n_layers] * 3:
             raise CompressiveError(
                 f"memory does not fit: it must have {self.config.n_layers} layers in each tier, got {layers}; {way_out}"
             )
         seen = memory.seen
-        if seen.shape != (batch,) or seen.dtype != torch.int64 or bool((seen < 0).any()):
+        if seen.shape != (batch_size,) or seen.dtype != torch.int64 or bool((seen < 0).any()):
             raise CompressiveError(
-                f"memory does not fit: seen must be int64 [batch = {batch}], 0 or more, "
+                f"memory does not fit: seen must be int64 [batch = {batch_size}], 0 or more, "
                 f"got {seen.dtype} {list(seen.shape)}; {way_out}"
             )
         like = self.embedding.weight
@@ -183,8 +183,8 @@ class CompressiveTransformer(nn.Module):
         for layer, (layout, *states) in enumerate(zip(self.layouts, *tiers, strict=True)):
             lengths = (layout.compressed_length, layout.recent_length, pending)
             shapes = [tuple(one.shape) for one in states]
-            expected = [(batch, length, d_model) for length in lengths]
-            wide_enough = shapes[2] == (batch, *shapes[2][1:2], d_model) and shapes[2][1] >= pending
+            expected = [(batch_size, length, d_model) for length in lengths]
+            wide_enough = shapes[2] == (batch_size, *shapes[2][1:2], d_model) and shapes[2][1] >= pending
             if shapes[:2] != expected[:2] or not wide_enough:
                 raise CompressiveError(
                     f"memory does not fit: compressed, recent and pending states of layer {layer} must be {expected}, "
@@ -192,14 +192,14 @@ class CompressiveTransformer(nn.Module):
                 )
         each = zip(self.blocks, memory.recent, memory.pending, strict=True)
         widths = [bool(block.uses_usage) * (recent.shape[1] + own.shape[1]) for block, recent, own in each]
-        usage = [(batch, width, 1) for width in widths] if any(block.uses_usage for block in self.blocks) else []
+        usage = [(batch_size, width, 1) for width in widths] if any(block.uses_usage for block in self.blocks) else []
         if (given := [tuple(states.shape) for states in memory.usage]) != usage:
             raise CompressiveError(
                 f"memory does not fit: usage must be {usage}, [batch, slot, 1] a layer, got {given}; "
                 f"compression = {self.config.compression!r} decides; {way_out}"
             )
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         """Normal weights of deviation d_model^-1/2; what adds to the residual stream is scaled down with depth.
 
         A compression function starts as its own class says.
@@ -239,7 +239,7 @@ def _joined(outputs: list[tuple[Tensor, Tensor, Output]], chunk: int) -> Output:
 
     def join(parts: list[Tensor]) -> Tensor:
         rows = torch.cat([part[at] for part, at in zip(parts, real, strict=True)])
-        empty = rows.new_zeros(last.memory.batch * chunk, *rows.shape[1:])
+        empty = rows.new_zeros(last.memory.batch_size * chunk, *rows.shape[1:])
         joined: Tensor = empty.index_copy(0, torch.cat(to).to(device), rows).unflatten(0, (-1, chunk))
         return joined
 

@@ -13,7 +13,7 @@ from ..config import TrainConfig
 from ..data import Corpus
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer
-from .distributed import joined
+from .distributed import init_distributed
 from .reports import Callback, Reports
 from .signals import StopSignals
 from .trackers import TrackerName, require_tracker
@@ -36,7 +36,7 @@ def train(
     """Train `model` on `corpus.train` and write the run to the folder `out`; `load` reads it.
 
     Under `torchrun` each process takes its share of the lanes. With `resume` the run in `out` goes on exactly
-    where its last checkpoint stands, parameters, optimiser, memory, data position and random state included, or with a
+    where its last checkpoint stands, parameters, optimizer, memory, data position and random state included, or with a
     number where the checkpoint of that step does; "if-any" begins where no checkpoint was written yet, for jobs that
     are started again with the same command. On another number of processes than before random numbers begin anew,
     and the log says so; each lane keeps its memory and its place.
@@ -53,14 +53,14 @@ def train(
     one; the log says so. Too many of them in a row end the run.
 
     Raises CompressiveError, before anything is written, where config, model, corpus and folder do not fit, and later
-    where `skips_in_a_row` is exceeded. Raises KeyboardInterrupt where it was stopped by a signal.
+    where `max_skipped_updates` is exceeded. Raises KeyboardInterrupt where it was stopped by a signal.
     """
     if stop_at is not None and stop_at < 1:
         raise CompressiveError(f"stop_at ({stop_at}) must be 1 or more")
     require_tracker(tracker)
-    with joined() as processes:
+    with init_distributed() as processes:
         trainer = Trainer(model, corpus, config, Path(out), processes)
         trainer.begin(resume=resume)
         last = config.steps if stop_at is None else min(stop_at, config.steps)
-        with StopSignals() as stop, trainer.progress(last, tracker) if processes.leads else nullcontext() as progress:
+        with StopSignals() as stop, trainer.progress(last, tracker) if processes.is_main else nullcontext() as progress:
             trainer.run(last, Reports(model, processes, progress, callbacks), stop)

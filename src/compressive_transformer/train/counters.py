@@ -42,10 +42,10 @@ def check_fits(model: CompressiveTransformer, corpus: Corpus, config: TrainConfi
         raise CompressiveError(
             f"vocab_size ({model.config.vocab_size}) must be {corpus.vocab_size}, the number of ids of {corpus.path}"
         )
-    parts = processes.world * config.accumulation
-    if config.batch % parts:
+    parts = processes.world * config.micro_batches
+    if config.batch_size % parts:
         raise CompressiveError(
-            f"batch ({config.batch}) must be a multiple of {parts}, the number of processes times accumulation"
+            f"batch_size ({config.batch_size}) must be a multiple of {parts}, processes times micro_batches"
         )
 
 

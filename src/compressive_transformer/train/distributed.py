@@ -21,7 +21,7 @@ class Processes:
     device: torch.device
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
@@ -39,7 +39,7 @@ class Processes:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Processes]:
+def init_distributed() -> Iterator[Processes]:
     """The job that the environment of `torchrun` describes; without one, this process alone.
 
     Processes talk over NCCL where there are GPUs, one for each, else over gloo.

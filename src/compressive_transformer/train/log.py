@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import CompressiveError
-from ..files import whole_file
+from ..files import atomic_file
 from .distributed import Processes
-from .step import Read
+from .step import StepLosses
 from .trackers import Tracker
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Sums:
         self.error: Tensor | float = 0.0
         self.commits: Tensor | float = 0.0
 
-    def add(self, read: Read, share: float) -> None:
+    def add(self, read: StepLosses, share: float) -> None:
         """Take in one part of a step; `share` is that part of the process's lanes."""
         self.steps += share
         self.nats = self.nats + read.nats.detach()
@@ -123,7 +123,7 @@ def cut_log(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [_line(entry) for entry in read_log(path) if entry["step"] <= step]
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text("".join(kept), encoding="utf-8")
 
 

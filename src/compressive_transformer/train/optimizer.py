@@ -26,15 +26,15 @@ class Update:
         """Whether there was an update at all: gradients that are not finite move nothing. Waits for the device."""
         return bool(torch.isfinite(self.gradient_norm + self.compression_gradient_norm))
 
-    def table(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """The same as plain values."""
         return {name: float(value) for name, value in vars(self).items()}
 
 
-class Optimiser:
+class Optimizer:
     """AdamW for the network and for f_c, with a clip, a weight decay and a learning rate for each.
 
-    One clip over both would let the compression loss change the network's update. With `optimiser = "muon"` the
+    One clip over both would let the compression loss change the network's update. With `optimizer = "muon"` the
     matrices of attention and of feed-forward networks are Muon's, whose steps have the size of AdamW's, so that the
     learning rate and the decay are the same.
     """
@@ -49,7 +49,7 @@ class Optimiser:
         self.network = [p for p in model.parameters() if p not in own]
         # Matrices decay; gains, biases and the biases u and v of attention (one row a head) do not.
         decays = {p: p.ndim > 1 and not name.endswith("_bias") for name, p in model.named_parameters()}
-        hidden = [p for p in self.network if config.optimiser == "muon" and decays[p] and is_hidden(self.names[p])]
+        hidden = [p for p in self.network if config.optimizer == "muon" and decays[p] and is_hidden(self.names[p])]
         others = [p for p in self.network if p not in set(hidden)]
         groups = [
             {"params": [p for p in others if decays[p]], "weight_decay": config.weight_decay},
@@ -58,34 +58,34 @@ class Optimiser:
         ]
         groups = [group for group in groups if group["params"]]
         self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), fused=True)
-        self.optimisers: dict[str, torch.optim.Optimizer] = {"adam": self.adam}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {"adam": self.adam}
         if hidden:
-            self.optimisers["muon"] = torch.optim.Muon(
+            self.optimizers["muon"] = torch.optim.Muon(
                 hidden, lr=0.0, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
             )
 
     def step(self, step: int) -> Update:
         """Update all parameters with the rates of `step`, if all gradients are finite; then forget the gradients."""
-        norm = whole(nn.utils.clip_grad_norm_(self.network, self.config.clip))
-        compression_norm = whole(nn.utils.clip_grad_norm_(self.compression, self.config.compression_clip))
+        norm = whole(nn.utils.clip_grad_norm_(self.network, self.config.max_grad_norm))
+        compression_norm = whole(nn.utils.clip_grad_norm_(self.compression, self.config.compression_max_grad_norm))
         rate = scheduled(self.config, step, self.config.learning_rate)
         compression_rate = scheduled(self.config, step, self.config.compression_learning_rate)
         own, update = set(self.compression), Update(rate, norm, compression_norm)
         finite = update.finite
-        for optimiser in self.optimisers.values():
-            for group in optimiser.param_groups:
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
                 group["lr"] = compression_rate if group["params"][0] in own else rate
             if finite:
-                optimiser.step()
-            optimiser.zero_grad()
+                optimizer.step()
+            optimizer.zero_grad()
         return update
 
     def state(self) -> dict[str, Tensor]:
-        """Named tensors of the optimisers, the same in each process; `restore` goes on from them and `gradients`."""
+        """Named tensors of the optimizers, the same in each process; `restore` goes on from them and `gradients`."""
         return {
             f"{kind}.{key}.{self.names[parameter]}": whole(value)
-            for kind, optimiser in self.optimisers.items()
-            for parameter, values in optimiser.state.items()
+            for kind, optimizer in self.optimizers.items()
+            for parameter, values in optimizer.state.items()
             for key, value in values.items()
         }
 
@@ -104,10 +104,10 @@ class Optimiser:
             kind, _, rest = name.partition(".")
             if kind == "gradient":
                 parameters[rest].grad = placed(value, parameters[rest])
-            elif kind in self.optimisers:
+            elif kind in self.optimizers:
                 key, _, target = rest.partition(".")
                 parameter = parameters[target]
-                self.optimisers[kind].state[parameter][key] = placed(value, parameter)
+                self.optimizers[kind].state[parameter][key] = placed(value, parameter)
 
 
 def is_hidden(name: str) -> bool:
@@ -117,14 +117,14 @@ def is_hidden(name: str) -> bool:
 
 def scheduled(config: TrainConfig, step: int, highest: float) -> float:
     """The learning rate at `step`, counted from 1: linear warm-up from the edge, then a cosine back to it."""
-    edge = min(config.learning_rate_edge, highest)
-    if step <= config.warmup:
-        return edge + (highest - edge) * step / config.warmup
-    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    edge = min(config.min_learning_rate, highest)
+    if step <= config.warmup_steps:
+        return edge + (highest - edge) * step / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
     return edge + (highest - edge) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def update_period(config: TrainConfig, step: int) -> int:
+def steps_per_update(config: TrainConfig, step: int) -> int:
     """Steps whose gradients make one update, at `step` (Sec. 5.5.1)."""
     late = config.late_update_step and step >= config.late_update_step
-    return config.late_update_period if late else config.update_period
+    return config.late_steps_per_update if late else config.steps_per_update

@@ -42,10 +42,10 @@ def own_state(point: ResumePoint, before: int, *, parts: int, processes: Process
     if before == processes.world:
         return point.process(processes.rank)
     owns = [point.process(rank) for rank in range(before)]
-    return shared_anew(owns, parts=parts, rank=processes.rank, world=processes.world)
+    return reshard(owns, parts=parts, rank=processes.rank, world=processes.world)
 
 
-def shared_anew(owns: Sequence[Mapping[str, Tensor]], *, parts: int, rank: int, world: int) -> dict[str, Tensor]:
+def reshard(owns: Sequence[Mapping[str, Tensor]], *, parts: int, rank: int, world: int) -> dict[str, Tensor]:
     """What process `rank` of `world` takes up of what other processes, `owns`, held for themselves.
 
     Every lane keeps its memory: lanes stay in order and are cut into `parts` a process. What was accumulated of a
@@ -54,9 +54,9 @@ def shared_anew(owns: Sequence[Mapping[str, Tensor]], *, parts: int, rank: int, 
     Raises CompressiveError where lanes are too many or too few to be shared out.
     """
     whole = join([memory for own in owns for memory in memories_of(own, parts)])
-    if whole.batch % (world * parts):
-        raise CompressiveError(f"it holds {whole.batch} lanes, which {world * parts} parts cannot share")
-    lanes = torch.arange(whole.batch).chunk(world * parts)
+    if whole.batch_size % (world * parts):
+        raise CompressiveError(f"it holds {whole.batch_size} lanes, which {world * parts} parts cannot share")
+    lanes = torch.arange(whole.batch_size).chunk(world * parts)
     tensors = named_memories([whole.select(lanes[rank * parts + part]) for part in range(parts)])
     for name in {name for own in owns for name in own if name.startswith("gradient.")}:
         # A process whose lanes evicted nothing has no gradient of f_c.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checkpoint import FORMAT, check_format, load_tensors, read_json, save_tensors, sha256, write_json
 from ..errors import CompressiveError
-from ..files import flush_folder, whole_file
+from ..files import atomic_file, flush_folder
 from .distributed import Processes
 
 SUMS = "SHA256SUMS"
@@ -88,22 +88,22 @@ class ResumePoint:
         folder = run / "resume" / f"step-{step:09d}"
         partial = folder.with_name(f".{folder.name}.partial")
         try:
-            if processes.leads:
+            if processes.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
             processes.wait()
             save_tensors(partial / f"process-{processes.rank}.safetensors", own)
             processes.wait()
-            if processes.leads:
+            if processes.is_main:
                 save_tensors(partial / "training.safetensors", shared)
                 write_json(partial / "state.json", {"format": FORMAT, **state})
                 sums = [f"{sha256(path)}  {path.name}\n" for path in sorted(partial.iterdir())]
-                with whole_file(partial / SUMS) as temporary:
+                with atomic_file(partial / SUMS) as temporary:
                     temporary.write_text("".join(sums), encoding="utf-8")
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        if processes.leads:
+        if processes.is_main:
             shutil.rmtree(folder, ignore_errors=True)  # left from a run that was resumed further back
             partial.rename(folder)
             flush_folder(folder.parent)
@@ -121,7 +121,7 @@ class ResumePoint:
         return state
 
     def shared(self) -> dict[str, Tensor]:
-        """Parameters and optimiser state."""
+        """Parameters and optimizer state."""
         return load_tensors(self.folder / "training.safetensors")
 
     def process(self, rank: int) -> dict[str, Tensor]:

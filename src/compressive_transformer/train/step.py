@@ -18,7 +18,7 @@ from .shards import shard
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class StepLosses:
     """The losses of a window, and the memory that follows it, outside of any graph."""
 
     nats: Tensor
@@ -32,7 +32,7 @@ class Read:
     memory: Memory
 
 
-class Window(nn.Module):
+class SegmentWindow(nn.Module):
     """Reads one segment after another; gradients reach back to where the window begins.
 
     In a window of one segment the task loss never reaches a compression function, since what a commit compresses
@@ -48,7 +48,7 @@ class Window(nn.Module):
         self.model = model
         self.precision = precision
 
-    def forward(self, segments: Sequence[Segment], memory: Memory) -> Read:
+    def forward(self, segments: Sequence[Segment], memory: Memory) -> StepLosses:
         """Read `segments` from `memory` on, emptying it for each lane that begins a document."""
         device, nats, outputs = self.model.embedding.weight.device, [], []
         for segment in segments:
@@ -59,7 +59,7 @@ class Window(nn.Module):
             outputs.append(output)
             memory = output.memory
         errors = torch.stack([output.reconstruction_error for output in outputs])
-        return Read(
+        return StepLosses(
             nats=torch.stack(nats).sum(),
             compression_loss=torch.stack([output.compression_loss for output in outputs]).mean(),
             reconstruction_error=errors.sum(0),
@@ -68,9 +68,9 @@ class Window(nn.Module):
         )
 
 
-def parallel_window(model: CompressiveTransformer, config: TrainConfig, processes: Processes) -> nn.Module:
+def parallel_step(model: CompressiveTransformer, config: TrainConfig, processes: Processes) -> nn.Module:
     """A window whose gradients are averaged over all processes; with `sharded` each holds a share of the parameters."""
-    window = Window(model, config.precision)
+    window = SegmentWindow(model, config.precision)
     if processes.world == 1:
         return window
     if config.sharded:
@@ -80,7 +80,7 @@ def parallel_window(model: CompressiveTransformer, config: TrainConfig, processe
     return nn.parallel.DistributedDataParallel(window, find_unused_parameters=True)
 
 
-def lane_parts(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
+def split_micro_batches(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
     """The segments cut into `count` equal parts of their lanes; `total_targets` stays that of all."""
 
     def part(segment: Segment, at: int) -> Segment:

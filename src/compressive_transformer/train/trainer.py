@@ -14,24 +14,24 @@ from torch import nn
 
 from ..checkpoint import save
 from ..config import TrainConfig
-from ..config.toml import as_table, with_defaults
+from ..config.toml import to_dict, with_defaults
 from ..data import Corpus
 from ..data.lanes import Lanes, Segment
 from ..errors import CompressiveError
-from ..evaluate import Evaluation, beginnings, evaluate
+from ..evaluate import Evaluation, evaluate, truncate_split
 from ..generate.stream import Stream
 from ..model import CompressiveTransformer
 from ..model.block import Block
 from .counters import Counters, check_fits, check_same
 from .distributed import Processes
 from .log import Progress, Sums, cut_log, skip_line
-from .optimizer import Optimiser, Update, update_period
+from .optimizer import Optimizer, Update, steps_per_update
 from .reports import Reports
 from .reshard import memories_of, named_memories, own_state
 from .resume import ResumePoint
 from .shards import gathered, placed
 from .signals import StopSignals
-from .step import lane_parts, parallel_window
+from .step import parallel_step, split_micro_batches
 from .trackers import TrackerName, open_tracker
 
 Resume = bool | int | Literal["if-any"]
@@ -56,21 +56,21 @@ class Trainer:
         self.model = model.to(processes.device).train()
         for block in cast(Iterable[Block], self.model.blocks):
             block.gradient_checkpointing, block.compiled = config.gradient_checkpointing, config.compile
-        self.window = parallel_window(model, config, processes)
+        self.window = parallel_step(model, config, processes)
         self.segments = config.segments_of(model.config)
-        self.optimiser = Optimiser(model, config)
+        self.optimizer = Optimizer(model, config)
         self.lanes = Lanes(
             corpus.train,
-            batch=config.batch,
+            batch_size=config.batch_size,
             length=model.config.segment_length,
             seed=config.seed,
             endless=True,
-            longest_document=config.longest_document,
+            max_document_length=config.max_document_length,
             rank=processes.rank,
             world=processes.world,
         )
-        self.lanes_a_part = config.batch // processes.world // config.accumulation
-        self.memories = [model.empty_memory(self.lanes_a_part) for _ in range(config.accumulation)]
+        self.lanes_a_part = config.batch_size // processes.world // config.micro_batches
+        self.memories = [model.empty_memory(self.lanes_a_part) for _ in range(config.micro_batches)]
         self.validation = self._validation()
 
     def begin(self, *, resume: Resume) -> None:
@@ -80,7 +80,7 @@ class Trainer:
         if point is not None:
             self._restore(point)
         self.processes.wait()
-        if self.processes.leads:
+        if self.processes.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
             cut_log(self.out / "log.jsonl", self.counters.step)
 
@@ -122,7 +122,7 @@ class Trainer:
                 reports.write(self._entry(sums, update))
                 sums, update = Sums(), None
             if config.validate_every and (step % config.validate_every == 0 or step == config.steps):
-                reports.write({"step": step, "validation": self.validate().total.table()})
+                reports.write({"step": step, "validation": self.validate().total.to_dict()})
             if config.sample_every and (step % config.sample_every == 0 or step == config.steps):
                 reports.write({"step": step, "sample": self.sample()})
             stopped = self._stops(stop)
@@ -136,19 +136,19 @@ class Trainer:
     def step(self, segments: Sequence[Segment], sums: Sums) -> Update | None:
         """The next segments of each lane: forward, backward and, where its period ends, an update."""
         config, counters = self.config, self.counters
-        period = update_period(config, counters.step + 1)
+        period = steps_per_update(config, counters.step + 1)
         targets = sum(segment.total_targets for segment in segments)
         ends = counters.since_update + 1 >= period or counters.step + 1 == config.steps
-        for index, part in enumerate(lane_parts(segments, config.accumulation)):
-            synchronised = ends and index == config.accumulation - 1
+        for index, part in enumerate(split_micro_batches(segments, config.micro_batches)):
+            synchronised = ends and index == config.micro_batches - 1
             with self._gathering(synchronised):
                 read = self.window(part, self.memories[index])
                 # Means over all lanes of all processes, so that however they are split the update is the same.
                 loss = read.nats * self.processes.world / max(targets, 1)
-                loss = loss + read.compression_loss / config.accumulation
+                loss = loss + read.compression_loss / config.micro_batches
                 (loss / period).backward()
             self.memories[index] = read.memory
-            sums.add(read, 1 / config.accumulation)
+            sums.add(read, 1 / config.micro_batches)
         sums.targets += targets
         counters.step += 1
         counters.since_update += 1
@@ -156,7 +156,7 @@ class Trainer:
         if not ends:
             return None
         counters.since_update = 0
-        update = self.optimiser.step(counters.step)
+        update = self.optimizer.step(counters.step)
         counters.skipped += not update.finite
         counters.skipped_in_a_row = 0 if update.finite else counters.skipped_in_a_row + 1
         return update
@@ -178,15 +178,15 @@ class Trainer:
             for lane in found.nonzero().flatten().tolist()
         }
         # JSON has no such numbers.
-        norms = {name: str(value) for name, value in update.table().items() if name != "learning_rate"}
+        norms = {name: str(value) for name, value in update.to_dict().items() if name != "learning_rate"}
         skipped = {**norms, "lanes": lanes, "count": self.counters.skipped}
         reports.write({"step": self.counters.step, "skipped": skipped})
-        most, in_a_row = self.config.skips_in_a_row, self.counters.skipped_in_a_row
+        most, in_a_row = self.config.max_skipped_updates, self.counters.skipped_in_a_row
         if in_a_row > most:
             raise CompressiveError(
-                f"{self.out}: {in_a_row} updates in a row were skipped, more than skips_in_a_row ({most}): "
+                f"{self.out}: {in_a_row} updates in a row were skipped, more than max_skipped_updates ({most}): "
                 f"{skip_line(skipped)}. The last checkpoint is as it was: go on from it by --resume, or begin anew "
-                "with a smaller learning_rate or a longer warmup"
+                "with a smaller learning_rate or a larger warmup_steps"
             )
 
     def _stops(self, stop: StopSignals) -> bool:
@@ -200,13 +200,13 @@ class Trainer:
     def validate(self) -> Evaluation:
         """The score on the validation split; the best model so far is kept as model.safetensors."""
         processes = self.processes
-        batch = max(self.config.batch, processes.world)
+        batch_size = max(self.config.batch_size, processes.world)
         model = gathered(self.model)
-        result = evaluate(model, self.validation, batch=batch, rank=processes.rank, world=processes.world)
+        result = evaluate(model, self.validation, batch_size=batch_size, rank=processes.rank, world=processes.world)
         reached, best = result.total.bits_per_byte, self.counters.best
         if math.isfinite(reached) and (best is None or reached < best):
             self.counters.best = reached
-            if processes.leads:
+            if processes.is_main:
                 save(self.out, model, self.corpus.tokenizer)
         return result
 
@@ -217,11 +217,11 @@ class Trainer:
 
     def checkpoint(self) -> None:
         """Write all that `begin(resume=True)` needs."""
-        own = {**named_memories(self.memories), **self.optimiser.gradients(), "random": torch.get_rng_state()}
+        own = {**named_memories(self.memories), **self.optimizer.gradients(), "random": torch.get_rng_state()}
         if self.processes.device.type == "cuda":
             own["random_cuda"] = torch.cuda.get_rng_state()
         model = gathered(self.model)
-        if self.processes.leads and self.counters.best is None:
+        if self.processes.is_main and self.counters.best is None:
             save(self.out, model, self.corpus.tokenizer)
         parameters = {f"model.{name}": value for name, value in model.state_dict().items()}
         state = {
@@ -230,13 +230,13 @@ class Trainer:
             "processes": self.processes.world,
             **self._identity(),
         }
-        shared = {**parameters, **self.optimiser.state()}
-        kept = self.config.checkpoints_kept
+        shared = {**parameters, **self.optimizer.state()}
+        kept = self.config.keep_checkpoints
         ResumePoint.write(self.out, self.counters.step, self.processes, shared=shared, own=own, state=state, kept=kept)
 
     def _entry(self, sums: Sums, update: Update | None) -> dict[str, Any]:
         """A line of the log on the steps that `sums` holds."""
-        counters, rates = self.counters, update.table() if update else {}
+        counters, rates = self.counters, update.to_dict() if update else {}
         return {"step": counters.step, "tokens": counters.tokens, **sums.entry(self.processes), **rates}
 
     def _gathering(self, synchronised: bool) -> Any:
@@ -249,13 +249,13 @@ class Trainer:
             return None
         split = self.corpus.validation
         limit = self.config.validation_tokens
-        return beginnings(split, self.corpus.tokenizer, limit) if limit else split
+        return truncate_split(split, self.corpus.tokenizer, limit) if limit else split
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same when a run goes on."""
         return {
-            "model": as_table(self.model.config),
-            "train": as_table(self.config),
+            "model": to_dict(self.model.config),
+            "train": to_dict(self.config),
             "corpus": self.corpus.fingerprint,
         }
 
@@ -269,16 +269,16 @@ class Trainer:
         try:
             self.processes_before = state["processes"]
             shared = point.shared()
-            own = own_state(point, self.processes_before, parts=self.config.accumulation, processes=self.processes)
+            own = own_state(point, self.processes_before, parts=self.config.micro_batches, processes=self.processes)
             parameters = {k.removeprefix("model."): v for k, v in shared.items() if k.startswith("model.")}
             current = self.model.state_dict()
             self.model.load_state_dict({k: placed(v, current[k]) if k in current else v for k, v in parameters.items()})
-            self.optimiser.restore({**shared, **own})
+            self.optimizer.restore({**shared, **own})
             self.counters = Counters(**state["counters"])
             if self.counters.step != point.step:
                 raise CompressiveError(f"it counts {self.counters.step} steps")
             self.lanes.load_state_dict(state["lanes"])
-            memories = memories_of(own, self.config.accumulation)
+            memories = memories_of(own, self.config.micro_batches)
             for at, memory in enumerate(memories):
                 self.memories[at] = memory.to(self.processes.device)
                 self.model.check_memory(self.memories[at], self.lanes_a_part)

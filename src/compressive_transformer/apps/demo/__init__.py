@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import load, read_json, write_json
-from ..config import ModelConfig, TrainConfig
-from ..data import Corpus, open_corpus, prepare
-from ..errors import CompressiveError
-from ..evaluate import evaluate
-from ..generate.stream import Stream
-from ..model import CompressiveTransformer
-from ..train import train
+from ...checkpoint import load, read_json, write_json
+from ...config import ModelConfig, TrainConfig
+from ...data import Corpus, open_corpus, prepare
+from ...errors import CompressiveError
+from ...evaluate import evaluate
+from ...generate.stream import Stream
+from ...model import CompressiveTransformer
+from ...train import train
 
 COMPRESSIVE = ModelConfig(
     vocab_size=2048,
@@ -35,10 +35,10 @@ COMPRESSIVE = ModelConfig(
 TRANSFORMER_XL = replace(COMPRESSIVE, memory_length=128, compressed_length=0)
 TRAINING = TrainConfig(
     steps=500,
-    batch=16,
+    batch_size=16,
     learning_rate=2e-3,
     compression_learning_rate=2e-4,
-    warmup=50,
+    warmup_steps=50,
     log_every=50,
     validate_every=250,
     validation_tokens=20_000,
@@ -57,7 +57,7 @@ def run_demo(out: Path) -> None:
     What is in `out` already is taken up where it stands.
     """
     corpus = _corpus(out / "data")
-    tokens = TRAINING.steps * TRAINING.batch * COMPRESSIVE.segment_length
+    tokens = TRAINING.steps * TRAINING.batch_size * COMPRESSIVE.segment_length
     _say(f"Training both models on the same {tokens:,} tokens, side by side; what follows is of the compressive one")
     spawned = multiprocessing.get_context("spawn")
     workers = {name: spawned.Process(target=_train_and_score, args=(name, out)) for name in MODELS}
@@ -95,7 +95,7 @@ def _train_and_score(name: str, out: Path) -> None:
         model = CompressiveTransformer(replace(MODELS[name], vocab_size=corpus.vocab_size))
         train(model, corpus, TRAINING, run, resume=(run / "resume").is_dir())
         model, _ = load(run)
-        write_json(out / f"{name}.json", evaluate(model, corpus.test).table())
+        write_json(out / f"{name}.json", evaluate(model, corpus.test).to_dict())
 
 
 def _comparison(results: dict[str, dict[str, Any]]) -> str:

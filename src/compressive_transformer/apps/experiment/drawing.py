@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from ...files import whole_file
+from ...files import atomic_file
 from .tasks import TASKS
 
 COLOURS = ("#1f6f8b", "#b3661a", "#7a5195", "#3d8b4f", "#b5394e", "#8a7a2b", "#4c566a", "#2f9c95", "#c26bb0", "#6b4226")
@@ -41,7 +41,7 @@ def draw(content: Mapping[str, Any], out: Path) -> list[str]:
 
 
 def _save(figure: Figure, path: Path) -> str:
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, format="svg", metadata={"Date": None})
     return path.name
 

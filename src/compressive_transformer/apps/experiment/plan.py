@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ...config import ModelConfig, PerLayer, TrainConfig, check_range, check_types
-from ...config.toml import as_table, from_mapping, read_toml
+from ...config.toml import from_mapping, read_toml, to_dict
 from ...data import Corpus
 from ...errors import CompressiveError
 from ...evaluate.recall import answers_of
@@ -35,7 +35,7 @@ class EvaluateConfig:
     """The split of the corpus that is scored."""
     tokens: int = 0
     """Score about this many tokens only, in beginnings of documents; 0 for all."""
-    batch: int = 8
+    batch_size: int = 8
     """Documents that are read side by side; no score depends on it."""
     memory_length: PerLayer | None = None
     """Slots of recent memory, if other than in training; a setting may have its own."""
@@ -45,7 +45,7 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_range(self, ("tokens",), low=0)
-        check_range(self, ("batch",), low=1)
+        check_range(self, ("batch_size",), low=1)
 
     @property
     def lengths(self) -> dict[str, PerLayer]:
@@ -102,9 +102,9 @@ class Run:
     def tables(self) -> dict[str, dict[str, Any]]:
         """All its configs as plain values."""
         return {
-            "model": as_table(self.setting.model),
-            "train": as_table(self.train),
-            "evaluate": as_table(self.setting.evaluate),
+            "model": to_dict(self.setting.model),
+            "train": to_dict(self.train),
+            "evaluate": to_dict(self.setting.evaluate),
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...checkpoint import FORMAT, write_json
 from ...data import Corpus
-from ...files import whole_file
+from ...files import atomic_file
 from .plan import Plan, Run, Setting
 from .running import result_of
 from .tasks import TASKS, Task
@@ -33,7 +33,7 @@ class Results:
 
     content: Mapping[str, Any]
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON: settings, runs with scores and curves, how to repeat it."""
         return dict(self.content)
 
@@ -70,8 +70,8 @@ class Results:
 
     def write(self, out: Path, pictures: Sequence[str] = ()) -> None:
         """Write results.json and results.md, each whole or not at all."""
-        write_json(out / JSON, self.table())
-        with whole_file(out / MARKDOWN) as temporary:
+        write_json(out / JSON, self.to_dict())
+        with atomic_file(out / MARKDOWN) as temporary:
             temporary.write_text(self.page(pictures), encoding="utf-8")
 
 

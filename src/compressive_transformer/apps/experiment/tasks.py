@@ -11,7 +11,7 @@ import numpy as np
 
 from ...data import Split
 from ...data.tokenizers import Tokenizer
-from ...evaluate import beginnings, evaluate
+from ...evaluate import evaluate, truncate_split
 from ...evaluate.compare import compare_runs, interval_of, resampled, student_interval
 from ...evaluate.recall import recall_accuracy
 from ...model import CompressiveTransformer
@@ -46,17 +46,17 @@ class Task:
 def _score_text(
     model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, config: EvaluateConfig
 ) -> dict[str, Any]:
-    return evaluate(model, _part(tokenizer, split, config), batch=config.batch).table()
+    return evaluate(model, _part(tokenizer, split, config), batch_size=config.batch_size).to_dict()
 
 
 def _score_recall(
     model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, config: EvaluateConfig
 ) -> dict[str, Any]:
-    return recall_accuracy(model, _part(tokenizer, split, config), batch=config.batch).table()
+    return recall_accuracy(model, _part(tokenizer, split, config), batch_size=config.batch_size).to_dict()
 
 
 def _part(tokenizer: Tokenizer, split: Split, config: EvaluateConfig) -> Split:
-    return beginnings(split, tokenizer, config.tokens) if config.tokens else split
+    return truncate_split(split, tokenizer, config.tokens) if config.tokens else split
 
 
 def _compare_recall(baseline: Sequence[Table], setting: Sequence[Table]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ TASKS: dict[str, Task] = {
     "text": Task(
         score=_score_text,
         measures=(Measure("bits_per_byte", "bits per byte", 4), Measure("word_perplexity", "word perplexity", 2)),
-        compare=lambda baseline, setting: compare_runs(baseline, setting).table(),
+        compare=lambda baseline, setting: compare_runs(baseline, setting).to_dict(),
     ),
     "recall": Task(score=_score_recall, measures=(Measure("accuracy", "accuracy", 4),), compare=_compare_recall),
 }

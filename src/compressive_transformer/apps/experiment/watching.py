@@ -76,4 +76,4 @@ class Watch:
 
 def _tokens(run: Run, steps: int) -> int:
     model = run.setting.model
-    return steps * run.train.batch * run.train.segments_of(model) * model.segment_length
+    return steps * run.train.batch_size * run.train.segments_of(model) * model.segment_length

@@ -103,12 +103,12 @@ def observed_attention(model: CompressiveTransformer, tell: Tell) -> Iterator[No
             first = next(iter(rest), None)  # usage looks on as well
             queries = projected.queries.shape[1]
 
-            def observe(weights: Tensor) -> None:
+            def on_weights(weights: Tensor) -> None:
                 if first is not None:
                     first(weights)
                 tell(layer, weights[:, :queries])  # what lies beyond is padding
 
-            return projected, positions, observe
+            return projected, positions, on_weights
 
         return reading
 

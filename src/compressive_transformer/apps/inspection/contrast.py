@@ -92,7 +92,7 @@ class Contrast:
     by_frequency: tuple[Bucket, ...] | None
     """By how often a word occurs in a training split; None where none was given."""
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
 
         def rows(entries: Sequence[Word | Bucket]) -> list[dict[str, Any]]:

@@ -63,10 +63,8 @@ def curve(readings: Sequence[Reading], labels: Sequence[str]) -> str:
     with matplotlib.rc_context(STYLE):
         figure, (axes, *below) = _axes(2.8 * len(readings) ** 0.7, rows=len(readings))
         lines = [bits_over_bytes(reading) for reading in readings]
-        for (middles, bits), label, colour, style in zip(
-            lines, labels, (COMPRESSED, RECENT), ("-", "--"), strict=False
-        ):
-            axes.plot(middles, bits, style, color=colour, linewidth=1.4, label=label)
+        for (middles, bits), label, color, style in zip(lines, labels, (COMPRESSED, RECENT), ("-", "--"), strict=False):
+            axes.plot(middles, bits, style, color=color, linewidth=1.4, label=label)
         axes.set_ylabel("bits per byte")
         axes.set_ylim(bottom=0)
         for difference in below:
@@ -107,16 +105,16 @@ def ages(layers: Sequence[LayerAttention]) -> str:
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = _axes(3.4)
         middles = []
-        for at, (_, colour, _) in enumerate(TIERS):
+        for at, (_, color, _) in enumerate(TIERS):
             own = slice(at * AGES, (at + 1) * AGES)
             places = np.arange(own.start, own.stop) + at * 0.6
-            axes.bar(places, shares.mean(0)[own], width=0.85, color=colour, alpha=0.75)
+            axes.bar(places, shares.mean(0)[own], width=0.85, color=color, alpha=0.75)
             for layer in shares if len(shares) > 1 else []:
                 axes.plot(places, layer[own], "o", color=INK, markersize=2.5, alpha=0.45)
             middles.append(places.mean())
         axes.set_xticks(middles, [name for *_, name in TIERS])
-        for tick, (_, colour, _) in zip(axes.get_xticklabels(), TIERS, strict=True):
-            tick.set_color(colour)
+        for tick, (_, color, _) in zip(axes.get_xticklabels(), TIERS, strict=True):
+            tick.set_color(color)
         axes.tick_params(bottom=False)
         axes.set_xlabel("six buckets of slots of each tier, the oldest on the left")
         axes.set_ylabel("share of attention (%)")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config.toml import as_table
+from ...config.toml import to_dict
 from . import drawing
 from .attention import HeadRead, TokenAttention
 from .contrast import Contrast, Reading
@@ -79,7 +79,7 @@ def _run(name: str, inspection: Inspection, gain: Contrast | None, units: NDArra
     return {
         "name": name,
         "summary": _summary(inspection),
-        "config": [[key, str(value)] for key, value in as_table(inspection.config).items()],
+        "config": [[key, str(value)] for key, value in to_dict(inspection.config).items()],
         "ends": _column(units[ends], "<u4"),
         "bits": _column(inspection.nats / math.log(2), "<f4"),
         "without": None if without is None else _column(without / math.log(2), "<f4"),
@@ -117,7 +117,7 @@ def _summary(inspection: Inspection) -> list[list[str]]:
 
 
 def _contrast(found: Contrast, units: NDArray[np.int64]) -> dict[str, Any]:
-    table = found.table()
+    table = found.to_dict()
     for side in ("first_better", "second_better"):
         for word in table[side]:
             word["place"] = int(units[word["place"]])

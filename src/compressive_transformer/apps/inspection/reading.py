@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...attention.positions import Distances
+from ...attention.positions import PositionCache
 from ...data.tokenizers import Tokenizer
 from ...errors import CompressiveError
 from ...evaluate.buckets import Pieces
@@ -97,7 +97,7 @@ class _Reader:
         self._model, self._chosen, self._best = model, chosen, best
         self._compresses = any(layout.compressed_length for layout in model.layouts)
         self._plain = with_lengths(model, compressed_length=0) if self._compresses else None
-        self._memory, self._distances = model.empty_memory(1), Distances()
+        self._memory, self._distances = model.empty_memory(1), PositionCache()
         self._plain_memory = self._plain.empty_memory(1) if self._plain else None
         self._nats, self._nats_without = np.zeros(tokens), np.zeros(tokens)
         self._by_age, self._kept = AttentionByAge(model), KeptWatch(model)

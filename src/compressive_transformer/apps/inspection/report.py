@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import CompressiveError, optional
 from ...evaluate import ByFrequency
-from ...files import whole_file
+from ...files import atomic_file
 from .contrast import Contrast, contrast, different_texts
 from .result import Inspection
 
@@ -53,13 +53,13 @@ class InspectionReport:
         """Of each model, where its compressed memory helps."""
         return tuple(inspection.gain(self.frequency) for _, inspection in self.runs)
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
         runs = [
-            {"name": name, **inspection.table(), "gain": None if gain is None else gain.table()}
+            {"name": name, **inspection.to_dict(), "gain": None if gain is None else gain.to_dict()}
             for (name, inspection), gain in zip(self.runs, self.gains, strict=True)
         ]
-        comparison = None if self.comparison is None else self.comparison.table()
+        comparison = None if self.comparison is None else self.comparison.to_dict()
         return {"text_name": self.text_name, "runs": runs, "comparison": comparison}
 
     def write(self, path: str | Path) -> None:
@@ -71,7 +71,7 @@ class InspectionReport:
         from .page import html_of  # takes a second, and an optional library
 
         content = html_of(self)
-        with whole_file(Path(path)) as temporary:
+        with atomic_file(Path(path)) as temporary:
             temporary.write_text(content, encoding="utf-8")
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...compression import COMPRESSIONS
 from ...compression.functions import DilatedConvolutions, MostUsed
 from ...config import ModelConfig
-from ...config.toml import as_table
+from ...config.toml import to_dict
 from ...evaluate import ByFrequency
 from ...evaluate.buckets import Pieces
 from ...evaluate.reconstruction import Reconstruction
@@ -88,12 +88,12 @@ class Inspection:
         end = int(starts[stop]) if stop < len(starts) else len(self.pieces.text)
         return self.pieces.text[int(starts[first]) : end] if first < stop else ""
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
         layers = self.config.n_layers
         reconstruction = None if self.reconstruction is None else asdict(self.reconstruction)
         return {
-            "model": as_table(self.config),
+            "model": to_dict(self.config),
             "text": self.pieces.text,
             "bits_per_byte": self.bits_per_byte,
             "token_starts": self.pieces.starts.tolist(),

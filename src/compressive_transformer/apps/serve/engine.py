@@ -32,7 +32,7 @@ class Limits:
     """Seconds after which an unused session goes to disk; without --sessions it is forgotten."""
     queue: int = 128
     """Requests that wait or are worked on at once."""
-    batch: int = 16
+    batch_size: int = 16
     """Sessions that the model reads, and writes, in one pass."""
     request_bytes: int = 1_048_576
     """Bytes of one request."""
@@ -74,7 +74,7 @@ class Engine:
         self.sessions = Sessions(
             self.states, None if folder is None else Path(folder), limits.resident, limits.stored, limits.idle
         )
-        self.worker = Worker(model, batch=limits.batch, queue=limits.queue)
+        self.worker = Worker(model, batch_size=limits.batch_size, queue=limits.queue)
         self._jobs: dict[str, Job] = {}  # those that work with a session, by its id
         self._working = threading.Lock()  # held while they begin and end, never while anything is done
         self._stopped, self._stopping = False, threading.Lock()

@@ -12,7 +12,7 @@ from ...attention.positions import chunk_positions
 from ...data.tokenizers import Tokenizer
 from ...errors import CompressiveError
 from ...memory import Memory
-from ...memory.usage import Received
+from ...memory.usage import AttentionSums
 from ...model import CompressiveTransformer
 from ...model.block import Block
 from .state import State
@@ -35,7 +35,7 @@ def last_attention(model: CompressiveTransformer, memory: Memory, layer: int) ->
     )
     pending = memory.pending[layer][:, :begun]
     slots = torch.cat([memory.compressed[layer], memory.recent[layer], pending], dim=1)
-    received = Received(one)
+    received = AttentionSums(one)
     # A state in memory is what attention read of its token, so its query is made from it once more.
     block.attention(block.attention.project(pending[:, -1:], slots), places, received)
     return received.of_slots(0)[0, :, 0]

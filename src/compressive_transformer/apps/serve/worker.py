@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from ...attention.positions import Distances
+from ...attention.positions import PositionCache
 from ...generate import LaneDecoder
 from ...memory import Memory, join
 from ...model import CompressiveTransformer
@@ -27,14 +27,14 @@ class Worker:
     whose lanes stand anywhere in their segments.
     """
 
-    def __init__(self, model: CompressiveTransformer, *, batch: int, queue: int) -> None:
+    def __init__(self, model: CompressiveTransformer, *, batch_size: int, queue: int) -> None:
         """
         batch: Sessions that are read, and those that are written, in one pass.
         queue: Requests that may wait or be worked on at once.
         """
-        self.model, self.batch, self.queue = model, batch, queue
+        self.model, self.batch_size, self.queue = model, batch_size, queue
         self.tokens_read = self.tokens_written = 0
-        self._decoder, self._distances = LaneDecoder(model), Distances()
+        self._decoder, self._distances = LaneDecoder(model), PositionCache()
         self._changed = threading.Condition()
         self._new: deque[Job] = deque()
         self._reading: deque[Job] = deque()
@@ -151,7 +151,7 @@ class Worker:
     @torch.no_grad()
     def _read(self) -> None:
         """Read up to the end of a segment for the sessions whose turn it is."""
-        jobs = [self._reading.popleft() for _ in range(min(self.batch, len(self._reading)))]
+        jobs = [self._reading.popleft() for _ in range(min(self.batch_size, len(self._reading)))]
         lengths = torch.tensor([job.room for job in jobs])
         tokens = torch.zeros(len(jobs), int(lengths.max()), dtype=torch.int64)
         for row, job in zip(tokens, jobs, strict=True):
@@ -173,8 +173,8 @@ class Worker:
     def _take_turns(self) -> None:
         """Let those who wait write, in free places or in those of others who have written a segment in their turn."""
         while self._joining:
-            if len(self._writing) == self.batch:
-                place = max(range(self.batch), key=lambda at: self._writing[at].turn)
+            if len(self._writing) == self.batch_size:
+                place = max(range(self.batch_size), key=lambda at: self._writing[at].turn)
                 if self._writing[place].turn < self.model.config.segment_length:
                     return
                 job, memory, logits = self._taken_out(place)

@@ -37,7 +37,7 @@ def _read_table(file: Path, field: str) -> Iterator[Text]:
             raise no_field(str(file), field, names)
         columns = [name for name in (field, *TITLES) if name in names]
         batches = table.iter_batches(batch_size=ROWS, columns=columns)
-        for number, record in enumerate(record for batch in batches for record in batch.to_pylist()):
+        for number, record in enumerate(record for batch_size in batches for record in batch_size.to_pylist()):
             text = read_record(record, field, place=f"{file}, row {number}", title=f"{file.stem}:{number}")
             yield text._replace(read=size * (number + 1) // rows - size * number // rows)
 

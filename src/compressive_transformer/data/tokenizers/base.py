@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CompressiveError
-from ...files import whole_file
+from ...files import atomic_file
 
 
 class Tokenizer(ABC):
@@ -56,7 +56,7 @@ class Tokenizer(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write a `tokenizer.json` that `load_tokenizer` reads: the whole file or, on an error, none."""
-        with whole_file(Path(path)) as temporary:
+        with atomic_file(Path(path)) as temporary:
             temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
 
 
