@@ -4,7 +4,7 @@ PYTHON ?= python3
 # What pip installs as PyTorch if .venv holds none yet. Other builds: TORCH="torch --index-url <an index of PyTorch's>".
 TORCH ?= torch==2.13.0
 
-.PHONY: help demo test lint types docs new-user bench bench-quick clean
+.PHONY: help demo test test-all lint types docs new-user bench bench-quick clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -14,8 +14,11 @@ demo: .venv/.core ## train a small model on the sample books and show what its m
 	@.venv/bin/compressive demo --out demo/
 
 # Two test processes share the cores; with more than one thread each they would wait for one another.
-test: .venv/.dev ## run the tests; warnings are errors
-	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 2
+test: .venv/.dev ## run the tests but for the slow ones; warnings are errors
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 2 -m "not slow"
+
+test-all: test ## run all tests, the slow ones too
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 2 -m slow
 
 lint: .venv/.dev ## check format and style
 	@.venv/bin/python -m ruff format --check .

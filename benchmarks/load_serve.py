@@ -59,7 +59,7 @@ class Latencies:
     between_tokens: list[float] = field(default_factory=list)
     generate: list[float] = field(default_factory=list)
 
-    def table(self) -> dict[str, dict[str, float]]:
+    def to_dict(self) -> dict[str, dict[str, float]]:
         """Percentiles in milliseconds."""
         return {name: percentiles(values) for name, values in vars(self).items()}
 

@@ -170,9 +170,9 @@ EMPTY_FIRST_WORDS = {"a", "an", "the", "what", "whether", "how", "which", "that"
 
 def documented(path: Path) -> Iterator[tuple[ast.AST, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-            if text := ast.get_docstring(node):
-                yield node, text
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            yield node, text
 
 
 @each_file
