@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,15 @@ from typing import Any
 import pytest
 
 from compressive_transformer.data import pool as workers
-from compressive_transformer.data import prepare, watching
-from compressive_transformer.data import prepare as writing
+from compressive_transformer.data import prepare
 from compressive_transformer.data.encoding import Encoded
 from compressive_transformer.data.tokenizers import ByteTokenizer
 from compressive_transformer.data.writer import CorpusFiles
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.progress import Progress
+
+# The package has the function under this name.
+prepare_module = importlib.import_module("compressive_transformer.data.prepare")
 
 SAMPLE = Path(str(files("compressive_transformer.apps.demo") / "sample"))
 BOOK = (SAMPLE / "train/11.txt").read_text(encoding="utf-8")
@@ -139,7 +144,7 @@ def end_after(documents: int, source: Any, out: Path, **options: Any) -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CorpusFiles, "add", add_or_end)
-        patched.setattr(writing, "SECONDS_BETWEEN_SAVES", 0.0)
+        patched.setattr(prepare_module, "SECONDS_BETWEEN_SAVES", 0.0)
         with pytest.raises(Ended):
             prepare(source, out, **options)
     assert not out.exists()
@@ -160,22 +165,24 @@ def test_wherever_it_ends_the_same_call_goes_on_to_the_same_files(tmp_path: Path
 
 
 KILLED = """
-import os, signal, sys
-from compressive_transformer.corpus import prepare, writing
-from compressive_transformer.corpus.appending import CorpusFiles
+import importlib, os, signal, sys
+from compressive_transformer.data import prepare
+from compressive_transformer.data.writer import CorpusFiles
+
+prepare_module = importlib.import_module("compressive_transformer.data.prepare")
 
 add = CorpusFiles.add
 
 def add_and_end(files, encoded):
     add(files, encoded)
     if files.documents == 5:
-        writing.SECONDS_BETWEEN_SAVES = 1000
+        prepare_module.SECONDS_BETWEEN_SAVES = 1000
     if files.documents == 8:
         files.state()  # on disk, but not saved
         os.kill(os.getpid(), signal.SIGKILL)
 
 CorpusFiles.add = add_and_end
-writing.SECONDS_BETWEEN_SAVES = 0
+prepare_module.SECONDS_BETWEEN_SAVES = 0
 prepare(sys.argv[1], sys.argv[2], tokenizer="bpe", vocab_size=300)
 """
 
@@ -190,7 +197,7 @@ def test_after_a_kill_the_same_call_goes_on_to_the_same_files(tmp_path: Path) ->
     (tmp_path / "data.unfinished" / ".unfinished.json.0123").write_text("{")  # killed while a state was written
     said: list[str] = []
     data = prepare(source, tmp_path / "data", tokenizer="bpe", vocab_size=300, progress=said.append)
-    assert said[0] == "going on after 5 documents"
+    assert said[0] == "resuming after 5 documents"
     assert contents(data.path) == contents(whole.path)
     assert not (tmp_path / "data.unfinished").exists()
 
@@ -295,38 +302,32 @@ def test_two_processes_do_not_work_in_one_folder_and_what_others_made_is_left_al
 # --- progress ---
 
 
-def test_lines_say_how_much_is_read_and_how_long_the_rest_takes(
+def test_progress_counts_bytes_of_files_and_documents_of_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(prepare_module, "Progress", partial(Progress, seconds=0))
     source = write_lines(tmp_path / "texts.jsonl", ["one two", "three four"] * 2)
     said: list[str] = []
     prepare(source, tmp_path / "data", holdout=0, progress=said.append)
-    words = (2, 4, 6, 8)
-    shares = [
-        round(100 * len("".join(source.read_text().splitlines(True)[:count])) / source.stat().st_size)
-        for count in (1, 2, 3, 4)
-    ]
-    for line, count, share in zip(said, words, shares, strict=False):
-        assert line.startswith(f"train: {count // 2} documents, "), line
-        assert f" {count} words; {share}% read, 0:00:0" in line
+    lengths = [len(line) for line in source.read_bytes().splitlines(True)]
+    for number, line in enumerate(said[:4], start=1):
+        assert line.startswith(f"{sum(lengths[:number])} of {sum(lengths)} bytes, ETA 0:00:0"), line
+        assert f"; train: {number} documents, " in line
+    assert said[4] == "train: 4 documents, 34 tokens, 8 words"
     said.clear()
     prepare([{"text": "one two"}] * 3, tmp_path / "records", holdout=0, progress=said.append)
-    assert all(line.endswith(" tokens/s") for line in said[:3])
-    assert said[3] == "train: 3 documents, 21 tokens, 6 words"
+    assert [line.split(",")[0] for line in said[:3]] == ["1 documents", "2 documents", "3 documents"]
+    assert said[3:] == ["train: 3 documents, 21 tokens, 6 words"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_bar_is_for_terminals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
-    monkeypatch.setattr(watching, "SECONDS_BETWEEN_MOVES", 0.0)
     monkeypatch.setenv("TTY_COMPATIBLE" if terminal else "UNSET", "1")
-    monkeypatch.setenv("COLUMNS", "80")
     prepare(write_lines(tmp_path / "texts.jsonl", TEXTS), tmp_path / "data", progress=True)
     said = capsys.readouterr()
     assert said.out == ""
     for line in ("train: 9 documents, ", "validation: 2 documents, 2,040 tokens, ", "test: 1 documents, 3 tokens, "):
         assert line in said.err
-    assert ("100 %" in said.err) == ("ETA" in said.err) == terminal
-    assert ("\x1b" in said.err) == terminal
+    assert ("ETA" in said.err) == ("\x1b" in said.err) == terminal

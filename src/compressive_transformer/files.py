@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that appear whole or not at all, and locks."""
 
 from __future__ import annotations
 
@@ -54,6 +54,25 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         raise CompressiveError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, message: str) -> Iterator[None]:
+    """Hold the lock file `path`; the system releases it when the process ends, in whatever way.
+
+    Raises CompressiveError with `message` where another process holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise CompressiveError(message) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def flush(path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CompressiveError
+from ..progress import Progress, Report
 from .choosing import choose_tokenizer, make_tokenizer
 from .corpus import FORMAT, SPLITS, VERSION, Corpus, open_corpus
 from .encoding import dtype_of
@@ -20,7 +21,6 @@ from .sources.hf_datasets import Records
 from .sources.source import WHOLE, Source
 from .staging import Unfinished, unfinished_folder
 from .tokenizers import Tokenizer, load_tokenizer
-from .watching import Progress, Watch
 from .writer import CorpusFiles
 
 SECONDS_BETWEEN_SAVES = 30.0
@@ -35,53 +35,59 @@ def prepare(
     holdout: int = 10,
     field: str = "text",
     processes: int | None = None,
-    progress: Progress | bool = False,
+    progress: Report | bool = False,
 ) -> Corpus:
-    """The corpus of a source, written to the folder `out`: completely, or on any error not at all.
+    """Encode a source of documents into a corpus folder, written completely or, on an error, not at all.
 
-    `source` is one of
-    - a folder of `*.txt` files in UTF-8, one document each (titles are taken from a `metadata.csv` beside them), of
-      `*.jsonl` or `*.parquet` files with the text in `field`, or of sub-folders train, validation and test with such;
-    - one such file, or a folder with train.jsonl (or train.parquet), and maybe validation and test;
-    - `hf:NAME` or `hf:NAME:CONFIG`, a dataset for the library `datasets`, or the path of a saved one; or such a dataset
-      itself, streaming or not; or records (dicts) in a list, or a mapping of splits to lists;
-    - `enwik8:FILE`, raw bytes; `wikitext:FOLDER`, words; `audio:FOLDER`, `*.wav` files as 8-bit µ-law;
-    - `recall:LEAST-GREATEST`, made-up documents with keys that occur again after so many tokens;
-    - `passkey:SOURCE:LEAST-GREATEST`, the text of another source with such keys hidden in it.
-    CRLF is read as LF. Files of text and of JSON lines may be compressed: `.gz` or `.zst` after the name.
+    Args:
+        source: A folder of files, one file, records in memory, a `datasets` dataset, or a name with a prefix such as
+            "hf:NAME": `data.sources` lists them.
+        out: The folder to create. Interrupted work of more than half a minute stays in `out`.unfinished; the same call
+            resumes it.
+        tokenizer: "bytes" (the default), "bpe" (byte-level, trained here on the training documents), or the path of a
+            Hugging Face tokenizer or of a SentencePiece `.model`. Sources with a fixed tokenizer take None or one made
+            for such a source.
+        vocab_size: Largest number of token ids of "bpe".
+        holdout: For a source without splits: of every `holdout` documents in order one goes to validation and one to
+            test; 0 uses all for training.
+        field: Field of the text in records.
+        processes: Number of encoder processes, by default one per core for large sources and slow tokenizers. It does
+            not change the result.
+        progress: True for stderr (a bar on a terminal), or a function that receives each line.
 
-    `tokenizer` is "bytes" (the same as None), "bpe" (a byte-level BPE of `vocab_size` ids, learnt here from the
-    training documents) or the path of a Hugging Face tokenizer or of a `.model` of SentencePiece. Sources of the last
-    three lines have a tokenizer of their own: None, or the path of one made for such a source. Where the source has no
-    splits, of every `holdout` documents in order one goes to validation and one to test; with 0 all are for training.
-    `progress` is told how far it is, line by line; True shows it on stderr, with a bar on a terminal.
+    Returns:
+        The corpus, opened.
 
-    `processes` encode, None one for each core where it is worth it; they change nothing but the time. Work that was
-    interrupted is kept in `out`.unfinished once it was half a minute long: the same call goes on from there. Raises
-    CompressiveError, with the file named, for text that it cannot use.
+    Raises:
+        CompressiveError: for options, files or text that cannot be used, with the file named.
     """
     out = Path(out).absolute()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise CompressiveError(f"{out} exists and is not an empty folder: remove it or choose another")
-    if processes is not None and processes < 1:
-        raise CompressiveError(f"processes ({processes}) must be 1 or more")
+    _check(out, processes)
     opened = open_source(source, holdout=holdout, field=field)
     kind, given = choose_tokenizer(tokenizer, opened)
     made_by = _digest(given.to_json()) if given else f"{kind} {vocab_size}"
     begun_with = {"source": _listing(opened), "tokenizer": made_by, "holdout": holdout, "field": field}
-    with Watch(progress, size=opened.size) as watch, unfinished_folder(out, begun_with, watch.say) as work:
-        if opened.tokenizer:  # a source with rules of its own
-            watch.say(f"{opened.name}: {opened.reading}; splits: {opened.rule}")
+    display = Progress(opened.size or None, unit="bytes" if opened.size else "documents", report=progress)
+    with display, unfinished_folder(out, begun_with, display.print) as work:
         if work.state is None:
-            (given or make_tokenizer(kind, opened, vocab_size, watch.say)).save(work.folder / "tokenizer.json")
-        _write(work, opened, kind, processes, watch)
+            tokenizer_to_save = given or make_tokenizer(kind, opened, vocab_size, display.print)
+            tokenizer_to_save.save(work.folder / "tokenizer.json")
+        _write(work, opened, kind, processes, display)
     return open_corpus(out)
 
 
-def _write(work: Unfinished, source: Source, kind: str, processes: int | None, watch: Watch) -> None:
+def _check(out: Path, processes: int | None) -> None:
+    """Raise CompressiveError for a folder that is in use and for a number of processes that cannot be."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise CompressiveError(f"{out} exists and is not an empty folder: remove it or choose another")
+    if processes is not None and processes < 1:
+        raise CompressiveError(f"processes ({processes}) must be 1 or more")
+
+
+def _write(work: Unfinished, source: Source, kind: str, processes: int | None, display: Progress) -> None:
     """The tokens and the index, with the tokenizer that is in the folder already."""
     tokenizer = load_tokenizer(work.folder / "tokenizer.json")
-    splits, lossless = _write_tokens(work, source, tokenizer, processes, watch)
+    splits, lossless = _write_tokens(work, source, tokenizer, processes, display)
     assert lossless or kind in ("huggingface", "sentencepiece", "words"), f"the tokenizer {kind} must be lossless"
     numbers = {"vocab_size": tokenizer.vocab_size, "lossless": lossless, "dtype": dtype_of(tokenizer)}
     index = {"format": FORMAT, "version": VERSION, **_made_of(source, kind), **numbers, "splits": splits}
@@ -107,24 +113,35 @@ def _digest(text: str) -> str:
 
 
 def _write_tokens(
-    work: Unfinished, source: Source, tokenizer: Tokenizer, processes: int | None, watch: Watch
+    work: Unfinished, source: Source, tokenizer: Tokenizer, processes: int | None, display: Progress
 ) -> tuple[dict[str, Any], bool]:
     """The index entry of each split, and whether all documents come back as they were."""
     count = processes or default_processes(tokenizer, source.size)
     next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
     with CorpusFiles(work.folder, work.state) as files:
-        watch.begin(files)
+        if source.tokenizer:  # it has rules that text does not have
+            display.print(f"{source.name}: {source.reading}; splits: {source.rule}")
+        if files.documents:
+            display.print(f"resuming after {files.documents:,} documents")
+        display.restart(_done(files, source))
         texts = files.rest_of(source)
         with closing(encode_all(texts, tokenizer, work.folder / "tokenizer.json", processes=count)) as documents:
             for encoded in documents:
                 files.add(encoded)
-                watch.move(encoded.split, files)
+                display.update(_done(files, source), f"{encoded.split}: {files.splits[encoded.split].counts()}")
                 if time.monotonic() >= next_save:
                     work.save(files.state())
                     next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
         _check_splits(source, files)
-        watch.end(files)
+        for name, split in files.splits.items():
+            words = sum(document.words for document in split.documents)
+            display.print(f"{name}: {split.counts()}, {words:,} words")
         return files.finish(), files.lossless
+
+
+def _done(files: CorpusFiles, source: Source) -> int:
+    """Return how far it is, in the unit of progress: bytes of a source whose size is known, else documents."""
+    return files.read if source.size else files.documents
 
 
 def _check_splits(source: Source, files: CorpusFiles) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import CompressiveError
-from ..files import atomic_file, flush
+from ..files import atomic_file, flush, locked
 
 STATE, LOCK = "unfinished.json", "prepare.lock"
 
@@ -73,7 +72,8 @@ def unfinished_folder(out: Path, begun_with: Mapping[str, Any], report: Callable
     missing = [parent for parent in out.parents if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone_in(folder):
+        busy = f"{folder}: another process is at work there; wait for its end, or choose another folder"
+        with locked(folder / LOCK, busy):
             work = Unfinished(folder, begun_with)
             try:
                 yield work
@@ -95,22 +95,3 @@ def unfinished_folder(out: Path, begun_with: Mapping[str, Any], report: Callable
         for parent in missing:
             with contextlib.suppress(OSError):  # it has something in it
                 parent.rmdir()
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Holds the folder; the system lets go when we end, however that is."""
-    if sys.platform == "win32":
-        (folder / LOCK).touch()
-        yield
-        return
-    import fcntl
-
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CompressiveError(
-                f"{folder}: another process is at work there; wait for its end, or choose another folder"
-            ) from None
-        yield

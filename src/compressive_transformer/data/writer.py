@@ -74,6 +74,10 @@ class SplitFile:
         self.documents.append(document)
         self.tokens += document.tokens
 
+    def counts(self) -> str:
+        """Return what a line of progress says."""
+        return f"{len(self.documents):,} documents, {self.tokens:,} tokens"
+
     def entry(self) -> dict[str, Any]:
         """What the index says of the split."""
         return {"sha256": self.file.sha256, "documents": [asdict(document) for document in self.documents]}
