@@ -331,7 +331,7 @@ def test_special_pieces_are_text_where_they_stand_in_a_text(lossless_model: byte
 
 def test_what_is_no_model_or_lacks_a_character_is_refused(tmp_path: Path, lossless_model: bytes) -> None:
     for content in (b"", b"no model", lossless_model[:1000]):
-        with pytest.raises(CompressiveError, match=r"m\.model: this is not a model of SentencePiece"):
+        with pytest.raises(CompressiveError, match=r"m\.model: this is not a SentencePiece model"):
             load_tokenizer(write(tmp_path / "m.model", content))
     SentencePieceTokenizer(lossless_model).save(tmp_path / "tokenizer.json")
     saved = json.loads((tmp_path / "tokenizer.json").read_text())

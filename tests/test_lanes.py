@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressive_transformer.data import Document, Split, prepare
-from compressive_transformer.data.lanes import IGNORE, Lanes, Segment, lanes
+from compressive_transformer.data.lanes import Lanes, Segment, lanes
 from compressive_transformer.errors import CompressiveError
+from compressive_transformer.model import IGNORE_INDEX
 from small import law
 
 
@@ -77,7 +78,7 @@ def read_slowly(split: Split, queue: list[tuple[int, int, int]], batch_size: int
             return
         rows = [lane[:length] for lane in rest]
         rest = [lane[length:] for lane in rest]
-        padded = [row + [(0, IGNORE, -1)] * (length - len(row)) for row in rows]
+        padded = [row + [(0, IGNORE_INDEX, -1)] * (length - len(row)) for row in rows]
         yield Segment(
             tokens=torch.tensor([[place[0] for place in row] for row in padded]),
             targets=torch.tensor([[place[1] for place in row] for row in padded]),
@@ -108,7 +109,7 @@ def test_one_pass_reads_each_token_of_each_document_once(
         numbered_split(lengths), batch_size=batch_size, length=length, seed=seed, max_document_length=pieces * length
     )
     targets = torch.cat([segment.targets.flatten() for segment in stream])
-    assert sorted(targets[targets != IGNORE].tolist()) == list(range(sum(lengths)))
+    assert sorted(targets[targets != IGNORE_INDEX].tolist()) == list(range(sum(lengths)))
 
 
 @settings(law, max_examples=40)
@@ -150,7 +151,7 @@ def test_a_segment_is_padded_at_the_end_of_its_document_and_nowhere_else(
         assert {field.dtype for field in (segment.tokens, segment.targets, segment.lengths)} == {torch.int64}
         assert (segment.starts.dtype, segment.documents.dtype) == (torch.bool, torch.int64)
         padding = torch.arange(length) >= segment.lengths[:, None]
-        assert torch.equal(segment.targets == IGNORE, padding)
+        assert torch.equal(segment.targets == IGNORE_INDEX, padding)
         assert not segment.tokens[padding].any()
         for lane in torch.where(segment.lengths % length != 0)[0]:
             document = split.documents[int(segment.documents[lane])]
@@ -263,7 +264,7 @@ def test_the_lanes_of_all_processes_together_are_those_of_one(
         assert all(part.total_targets == whole.total_targets for part in shares)
         for expected, *fields in zip(whole[:-1], *(part[:-1] for part in shares), strict=True):
             assert torch.equal(torch.cat(fields), expected)
-        assert whole.total_targets == int((whole.targets != IGNORE).sum()) == int(whole.lengths.sum())
+        assert whole.total_targets == int((whole.targets != IGNORE_INDEX).sum()) == int(whole.lengths.sum())
 
 
 @settings(law, max_examples=40)
@@ -361,7 +362,7 @@ def test_lanes_of_real_books_decode_to_these_books(tmp_path: Path) -> None:
     texts = [bytearray() for _ in corpus.test.documents]
     for segment in lanes(corpus.test, batch_size=2, length=4096):
         for number, targets in zip(segment.documents.tolist(), segment.targets, strict=True):
-            texts[number] += bytes(targets[targets != IGNORE].tolist())
+            texts[number] += bytes(targets[targets != IGNORE_INDEX].tolist())
     for text, document in zip(texts, sorted((source / "test").iterdir(), key=str), strict=True):
         assert text.decode("utf-8") == document.read_text(encoding="utf-8")
 
@@ -404,7 +405,7 @@ def test_a_split_without_documents_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 3}, "batch is 3 there and 2 here"),
+        ({"batch_size": 3}, "batch_size is 3 there and 2 here"),
         ({"length": 5}, "length is 5 there and 4 here"),
         ({"seed": None}, "seed is None there and 7 here"),
         ({"endless": False}, "endless is False there and True here"),

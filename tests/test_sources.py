@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from compressive_transformer.cli import main
-from compressive_transformer.data import Corpus, Document, Split, open_corpus, prepare
+from compressive_transformer.data import Corpus, Document, Split, open_corpus, prepare, published
 from compressive_transformer.data.published import SPLITS_OF_PAPERS, Published
-from compressive_transformer.data.sources import published
 from compressive_transformer.data.sources.audio import read_wav, wav_of
 from compressive_transformer.data.tokenizers import mu_law_decode, mu_law_encode
 from compressive_transformer.errors import CompressiveError

@@ -324,8 +324,8 @@ UNTRAINED = tokenizers.Tokenizer(models.BPE()).to_str()
         (b'{"model": {}}', "is not a tokenizer.json"),
         (b"[" * 100_000, "is not a tokenizer.json"),
         (UNTRAINED.encode(), "has no tokens"),
-        (json.dumps({"compressive_transformer": "bytes", "version": 2}).encode(), "does not know: update it"),
-        (json.dumps({"compressive_transformer": "words", "version": 1}).encode(), "does not know: update it"),
+        (json.dumps({"compressive_transformer": "bytes", "version": 2}).encode(), "does not know: update the"),
+        (json.dumps({"compressive_transformer": "words", "version": 1}).encode(), "does not know: update the"),
         (json.dumps({"compressive_transformer": "words", "version": 2, "words": ["a"]}).encode(), "does not know"),
         (
             json.dumps({"compressive_transformer": "words", "version": 1, "words": ["a"]}).encode(),
@@ -418,6 +418,13 @@ def test_samples_come_back_as_bytes_and_as_characters(content: bytes) -> None:
 def test_text_is_no_sound() -> None:
     with pytest.raises(CompressiveError, match=r"this tokenizer is for sound, not for text: give a \.wav file"):
         SOUND.encode("猫")
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, SENTENCEPIECE, WORDS], ids=["bpe", "sentencepiece", "words"])
+def test_bytes_are_refused_where_tokens_are_not_bytes(tokenizer: Tokenizer) -> None:
+    assert BYTES.encode(b"\xff\x00").tolist() == [255, 0]
+    with pytest.raises(CompressiveError, match="bytes are read only by a tokenizer whose tokens are bytes: decode"):
+        tokenizer.encode(b"\xff")
 
 
 def test_bytes_are_measured_exactly_where_they_begin_and_end_within_a_character() -> None:

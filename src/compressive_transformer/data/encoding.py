@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import CompressiveError
 from .corpus import DTYPES
 from .sources.source import Text
-from .tokenizers import ByteTokenizer, Tokenizer
+from .tokenizers import Tokenizer
 
 
 class Encoded(NamedTuple):
@@ -41,7 +38,7 @@ def dtype_of(tokenizer: Tokenizer) -> str:
 def encode(tokenizer: Tokenizer, split: str, text: Text) -> Encoded:
     """The tokens and counts of a document. Raises CompressiveError, with its place, where it has none."""
     try:
-        ids = _ids(tokenizer, text.text)
+        ids = tokenizer.encode(text.text)
     except CompressiveError as error:
         raise CompressiveError(f"{text.place}: {error}") from error
     if not ids.size:
@@ -58,13 +55,6 @@ def encode(tokenizer: Tokenizer, split: str, text: Text) -> Encoded:
         read=text.read,
         digest=digest_of(split, text),
     )
-
-
-def _ids(tokenizer: Tokenizer, text: str | bytes) -> NDArray[np.int64]:
-    if isinstance(text, str):
-        return tokenizer.encode(text)
-    assert isinstance(tokenizer, ByteTokenizer), "bytes as they are can only be tokens of one byte"
-    return tokenizer.encode(text)
 
 
 def digest_of(split: str, text: Text) -> bytes:

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from ..config.toml import upgrade
 from ..errors import CompressiveError
+from ..model import IGNORE_INDEX
 from .corpus import Split
-
-IGNORE_INDEX = -100
-"""The target at a place that has none; PyTorch's losses skip it."""
 
 
 class Segment(NamedTuple):

@@ -9,6 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ..data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, MuLawTokenizer, Tokenizer
+from ..data.tokenizers.hugging_face import BYTE_LETTERS
 from ..errors import CompressiveError
 
 START = "<|start|>"
@@ -48,12 +49,9 @@ def to_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _bytes() -> tokenizers.Tokenizer:
     """Bytes as tokens in the library tokenizers: a byte-level BPE that has learnt nothing, id = byte."""
-    # GPT-2's alphabet: printable bytes are themselves, the others the characters from U+0100 on, in order.
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    own = [character for character in alphabet if ord(character) < 256]
-    others = iter(character for character in alphabet if ord(character) >= 256)
-    letters = [chr(byte) if chr(byte) in own else next(others) for byte in range(256)]
-    library = tokenizers.Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
+    library = tokenizers.Tokenizer(
+        models.BPE(vocab={letter: byte for byte, letter in enumerate(BYTE_LETTERS)}, merges=[])
+    )
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     return library

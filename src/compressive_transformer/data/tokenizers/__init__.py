@@ -1,10 +1,10 @@
-"""Documents to token ids and back: bytes, byte-level BPE, any Hugging Face tokenizer, SentencePiece, words, sound.
+"""Tokenizers: bytes, byte-level BPE, any Hugging Face tokenizer, SentencePiece, words, sound.
 
-Beside its tokens a tokenizer has one more id, `start`, that stands before a document as its first input.
-No text encodes to it and it is never a target.
+Each has one id beside its tokens, `start`, the first input of a document. No text encodes to it and it is never a
+target.
 """
 
-from .base import Decoder, Tokenizer
+from .base import TextDecoder, Tokenizer
 from .bytes import ByteTokenizer
 from .hugging_face import HuggingFaceTokenizer, train_bpe
 from .load import load_tokenizer
@@ -14,10 +14,10 @@ from .words import WordTokenizer, train_words
 
 __all__ = [
     "ByteTokenizer",
-    "Decoder",
     "HuggingFaceTokenizer",
     "MuLawTokenizer",
     "SentencePieceTokenizer",
+    "TextDecoder",
     "Tokenizer",
     "WordTokenizer",
     "load_tokenizer",

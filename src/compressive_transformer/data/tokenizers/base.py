@@ -1,4 +1,4 @@
-"""What every tokenizer does, whatever its tokens are."""
+"""The interface of all tokenizers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,50 @@ from ...files import atomic_file
 
 
 class Tokenizer(ABC):
-    """What encodes text to ids and decodes ids to text."""
+    """A mapping of text to token ids and back."""
 
     vocab_size: int
     """Number of ids, `start` included."""
 
     @property
     def start(self) -> int:
-        """The id that stands before every document; the largest one."""
+        """The id that precedes every document; the largest one."""
         return self.vocab_size - 1
 
+    def encode(self, text: str | bytes) -> NDArray[np.int64]:
+        """Return the token ids of a text.
+
+        Args:
+            text: The text or, for tokenizers whose tokens are bytes, raw bytes.
+
+        Returns:
+            Ids `[tokens]` below `start`.
+
+        Raises:
+            CompressiveError: for text that the vocabulary cannot hold, and for bytes where tokens are not bytes.
+        """
+        return self._encode(text) if isinstance(text, str) else self._encode_bytes(text)
+
     @abstractmethod
-    def encode(self, text: str) -> NDArray[np.int64]:
-        """The ids `[tokens]` of a text. Raises CompressiveError for text that it cannot hold."""
+    def _encode(self, text: str) -> NDArray[np.int64]:
+        """Return the ids `[tokens]` of a text."""
+
+    def _encode_bytes(self, content: bytes) -> NDArray[np.int64]:
+        """Return the ids `[tokens]` of raw bytes, which only some tokenizers have."""
+        raise CompressiveError("bytes are read only by a tokenizer whose tokens are bytes: decode them to text first")
 
     def decode(self, ids: Iterable[int] | NDArray[Any]) -> str:
-        """The text of ids; "" for `start`, U+FFFD where the bytes are not UTF-8."""
+        """Return the text of ids.
+
+        Args:
+            ids: Token ids `[tokens]`.
+
+        Returns:
+            The text: nothing for `start`, U+FFFD where bytes are not UTF-8.
+
+        Raises:
+            CompressiveError: for an id that does not exist.
+        """
         array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
         wrong = array[(array < 0) | (array >= self.vocab_size)]
         if wrong.size:
@@ -39,20 +67,20 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _decode(self, ids: NDArray[np.int64]) -> str:
-        """The text of ids that are known to be tokens."""
+        """Return the text of ids that are valid and not `start`."""
 
     def measure(self, ids: NDArray[np.int64]) -> tuple[int, int]:
-        """Words and bytes that part of a document counts, as word perplexity and bits per byte take them."""
+        """Return the words and the bytes of ids `[tokens]`, as word perplexity and bits per byte count them."""
         text = self.decode(ids)
         return len(text.split()), len(text.encode())
 
     @abstractmethod
-    def decoder(self) -> Decoder:
-        """A new incremental decoder, for output that is shown while it is written."""
+    def decoder(self) -> TextDecoder:
+        """Return a new incremental decoder, for text that is shown while it is generated."""
 
     @abstractmethod
     def to_json(self) -> str:
-        """The content of a `tokenizer.json`."""
+        """Return the content of a `tokenizer.json`."""
 
     def save(self, path: str | Path) -> None:
         """Write a `tokenizer.json` that `load_tokenizer` reads: the whole file or, on an error, none."""
@@ -60,20 +88,20 @@ class Tokenizer(ABC):
             temporary.write_text(self.to_json(), encoding="utf-8", newline="\n")
 
 
-class Decoder(ABC):
-    """Turns ids into text one by one: `decoder(id)` gives the text that this id completes, maybe ""."""
+class TextDecoder(ABC):
+    """An incremental decoder: `decoder(id)` returns the text that this id completes, maybe ""."""
 
     @abstractmethod
     def __call__(self, id: int) -> str:
-        """The text that became complete with `id`."""
+        """Return the text that `id` completes."""
 
     @abstractmethod
     def flush(self) -> str:
-        """The rest, complete or not; the decoder is then as new."""
+        """Return the rest, complete or not, and reset the decoder."""
 
 
-class PieceDecoder(Decoder):
-    """For tokens that are text of their own: `pieces` by id, "" for `start`."""
+class PieceDecoder(TextDecoder):
+    """A decoder of tokens that are complete text: `pieces` by id, "" for `start`."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = pieces
@@ -88,5 +116,5 @@ class PieceDecoder(Decoder):
 
 
 def no_such_id(id: int, vocab_size: int) -> CompressiveError:
-    """What to raise for an id that is none of the tokenizer's."""
+    """Return the error for an id that the tokenizer does not have."""
     return CompressiveError(f"token id {id} does not exist: ids are 0 to {vocab_size - 1}")

@@ -1,4 +1,4 @@
-"""Tokenizers of the library `tokenizers`: byte-level BPE learnt here, and any `tokenizer.json`."""
+"""Tokenizers of the library `tokenizers`: byte-level BPE trained here, and any `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CompressiveError
-from .base import Decoder, Tokenizer
+from .base import TextDecoder, Tokenizer
 from .bytes import ByteDecoder, to_utf8
 
-if TYPE_CHECKING:  # who reads bytes never needs the library
+if TYPE_CHECKING:  # byte models never need the library
     import tokenizers
 
 
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the library `tokenizers`: one trained here by `train_bpe`, or any `tokenizer.json`.
 
-    Text is always text: special tokens such as `<|endoftext|>` are neither looked for in it nor added, and a
-    document is neither cut nor padded, whatever the file says.
+    Special tokens such as `<|endoftext|>` are neither recognized in text nor added, and documents are neither truncated
+    nor padded, whatever the file says.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Take over `tokenizer`, which must not be changed afterwards."""
+        """Wrap `tokenizer`, which must not be changed afterwards."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -33,7 +33,7 @@ class HuggingFaceTokenizer(Tokenizer):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise CompressiveError("the tokenizer has no tokens: train it first")
-        # The largest id, not the number of tokens: vocabularies of others have holes.
+        # The largest id, not the number of tokens: vocabularies may have holes.
         self.vocab_size = max(vocabulary.values()) + 2
         description = json.loads(tokenizer.to_str())
         self._unknown = _unknown_id(description["model"], tokenizer)
@@ -41,11 +41,7 @@ class HuggingFaceTokenizer(Tokenizer):
         if (description["decoder"] or {}).get("type") == "ByteLevel":
             self._pieces = {id: _piece(token) for token, id in vocabulary.items()}
 
-    def encode(self, text: str) -> NDArray[np.int64]:
-        """The ids `[tokens]` of a text, encoded as a whole, since cutting it up would change them.
-
-        Raises CompressiveError for a lone surrogate, and for characters that the vocabulary lacks.
-        """
+    def _encode(self, text: str) -> NDArray[np.int64]:
         to_utf8(text)
         try:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -55,7 +51,7 @@ class HuggingFaceTokenizer(Tokenizer):
         places = np.flatnonzero(ids == self._unknown)[:5]
         if places.size:
             unknown = ", ".join(repr(text[slice(*encoding.offsets[place])]) for place in places)
-            raise CompressiveError(f"the tokenizer has no token for {unknown}: use one that has, as bytes or bpe")
+            raise CompressiveError(f"the tokenizer has no token for {unknown}: use one that has, such as bytes or bpe")
         return ids
 
     def _decode(self, ids: NDArray[np.int64]) -> str:
@@ -64,23 +60,23 @@ class HuggingFaceTokenizer(Tokenizer):
         pieces = self._pieces
         return b"".join(pieces.get(id, b"") for id in ids.tolist()).decode("utf-8", errors="replace")
 
-    def decoder(self) -> Decoder:
-        """A decoder whose output, joined, is `decode` of all the ids.
+    def decoder(self) -> TextDecoder:
+        """Return a decoder whose joined output is `decode` of all ids.
 
-        Where the tokens are not bytes this is promised only for ids that a text encodes to, since the
-        decoders of others may look back at will.
+        Where tokens are not bytes, this holds only for ids that a text encodes to: other decoders may depend on any
+        earlier token.
         """
         return WindowDecoder(self) if self._pieces is None else ByteDecoder(self._pieces, self.vocab_size)
 
     def to_json(self) -> str:
-        """The file format of `tokenizers`, readable by every tool of Hugging Face."""
+        """Return the file format of `tokenizers`, which all tools of Hugging Face read."""
         return self._tokenizer.to_str()
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int = 32_000) -> HuggingFaceTokenizer:
-    """A lossless byte-level BPE learnt from `texts`, with at most `vocab_size` ids, `start` included.
+    """Train a lossless byte-level BPE on `texts`, with at most `vocab_size` ids, `start` included.
 
-    All 256 bytes are tokens and nothing is normalised, so every text can be encoded and comes back as it was.
+    All 256 bytes are tokens and nothing is normalized, so every text can be encoded and is decoded unchanged.
     """
     if vocab_size < 257:
         raise CompressiveError(f"vocab_size ({vocab_size}) must be at least 257: 256 bytes and the start")
@@ -100,10 +96,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 32_000) -> HuggingFaceToke
     return HuggingFaceTokenizer(tokenizer)
 
 
-class WindowDecoder(Decoder):
-    """For all other tokens: decodes the last ids again with each new one and gives what was added.
+class WindowDecoder(TextDecoder):
+    """A decoder of all other tokens: it decodes the last ids again with each new one and returns what was added.
 
-    The ids before the new ones stay in the window because many decoders treat the first token specially.
+    The ids before the new ones stay in the window because many decoders treat the first token specially. The library's
+    `DecodeStream` discards an incomplete rest, ignores ids that do not exist, and does not serve SentencePiece.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -130,25 +127,31 @@ class WindowDecoder(Decoder):
 
 
 def _unknown_id(model: dict[str, Any], tokenizer: tokenizers.Tokenizer) -> int | None:
-    """The id that a tokenizer gives for what it does not know, if it has one."""
+    """Return the id for unknown characters or words, None where there is none."""
     if model.get("unk_id") is not None:  # Unigram
         return int(model["unk_id"])
     token = model.get("unk_token")
     return tokenizer.token_to_id(token) if token is not None else None
 
 
-# GPT-2's alphabet: printable bytes are themselves, the others are the characters from U+0100 on.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+def _byte_letters() -> tuple[str, ...]:
+    """Return GPT-2's alphabet: printable bytes as they print, the others as characters from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+BYTE_LETTERS = _byte_letters()
+"""The letter that byte-level tokens are written with, by byte."""
+_BYTES = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 
 
 def _piece(token: str) -> bytes:
-    """The bytes that a byte-level token stands for; added tokens are not written in the alphabet."""
+    """Return the bytes of a byte-level token; added tokens are not written in the alphabet."""
     in_alphabet = all(character in _BYTES for character in token)
     return bytes(_BYTES[character] for character in token) if in_alphabet else token.encode("utf-8")
 
 
 def first_line(error: Exception) -> str:
-    """What an error of another library says, in one line."""
+    """Return the first line of the message of another library's error."""
     return (str(error) or type(error).__name__).splitlines()[0]

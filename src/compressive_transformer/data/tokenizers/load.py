@@ -17,18 +17,24 @@ from .words import WORDS_FILE, WordTokenizer
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`, or of a folder that has one (as Hugging Face models do), or of a `.model`.
+    """Load a tokenizer from a file.
 
-    The last is a model of SentencePiece.
+    Args:
+        path: A `tokenizer.json` (written by `Tokenizer.save`, or any of the library `tokenizers`), a folder with one
+            such as a Hugging Face model, or the `.model` of SentencePiece.
 
-    Raises CompressiveError for a file that is missing or no tokenizer.
+    Returns:
+        The tokenizer.
+
+    Raises:
+        CompressiveError: for a file that is missing or not a tokenizer.
     """
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise CompressiveError(
             f"no tokenizer at {file}: give a tokenizer.json or a folder that has one"
-            " (save_pretrained of a fast Hugging Face tokenizer writes it), or a .model of SentencePiece"
+            " (save_pretrained of a fast Hugging Face tokenizer writes it), or a SentencePiece .model"
         )
     if file.suffix == ".model":
         return _sentence_piece(file)
@@ -36,7 +42,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         content = file.read_bytes().decode("utf-8")
         description = json.loads(content)
         if not (isinstance(description, dict) and "compressive_transformer" in description):
-            from tokenizers import Tokenizer as LibraryTokenizer  # who reads bytes never needs it
+            from tokenizers import Tokenizer as LibraryTokenizer  # byte models never need it
 
             return HuggingFaceTokenizer(LibraryTokenizer.from_str(content))
     except Exception as error:  # the Rust library raises nothing more specific
@@ -46,7 +52,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except CompressiveError as error:
         raise CompressiveError(f"{file}: {error}") from error
     if tokenizer is None:
-        raise CompressiveError(f"{file} is of a kind or version that this release does not know: update it")
+        raise CompressiveError(f"{file} has a kind or version that this release does not know: update the package")
     return tokenizer
 
 
@@ -58,7 +64,7 @@ def _sentence_piece(file: Path) -> Tokenizer:
 
 
 def _ours(description: dict[str, Any]) -> Tokenizer | None:
-    """The tokenizer of a file of our own; None where it is not whole, or newer than this release."""
+    """Return the tokenizer of a file of this package; None where it is incomplete, or newer than this release."""
     content = {key: value for key, value in description.items() if key not in BYTES_FILE}
     kind = {key: description.get(key) for key in BYTES_FILE}
     if kind == BYTES_FILE and not content:
@@ -71,6 +77,6 @@ def _ours(description: dict[str, Any]) -> Tokenizer | None:
         try:
             model = base64.b64decode(content["model"])
         except ValueError as error:
-            raise CompressiveError("the model of SentencePiece in it is damaged") from error
+            raise CompressiveError("its SentencePiece model is damaged") from error
         return SentencePieceTokenizer(model)
     return None
