@@ -58,7 +58,7 @@ def run(folder: Path, name: str, *, resume: bool) -> subprocess.Popen[bytes]:
     """Start or go on with the training `name`."""
     arguments = ["train", str(folder / "config.toml"), str(folder / "data"), str(folder / name)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    going_on = ["--resume"] if resume else []
+    going_on = ["--resume", "latest"] if resume else []
     return subprocess.Popen(command(*arguments, *going_on), env=environment, stderr=subprocess.PIPE)
 
 

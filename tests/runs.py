@@ -12,7 +12,7 @@ import torch
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.data import Corpus
 from compressive_transformer.model import CompressiveTransformer
-from compressive_transformer.train import train
+from compressive_transformer.train import Resume, train
 
 # Beginnings of sample books in bytes; segments and batches divide none of them.
 BOOKS = {
@@ -71,7 +71,7 @@ def tiny_run(
     out: Path,
     *,
     model: dict[str, Any] | None = None,
-    resume: bool = False,
+    resume: Resume = None,
     stop_at: int | None = None,
     **training: Any,
 ) -> CompressiveTransformer:

@@ -127,7 +127,7 @@ def test_text_is_prepared_trained_on_evaluated_and_continued(command: Run, confi
 def test_a_run_stopped_and_resumed_is_complete(command: Run, config: Path, corpus: Corpus, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert command("train", config, corpus.path, run, "--stop-at", 3).code == 0
-    assert command("train", config, corpus.path, run, "--resume").code == 0
+    assert command("train", config, corpus.path, run, "--resume", "latest").code == 0
     assert [path.name for path in (run / "resume").iterdir()] == ["step-000000010"]
 
 
@@ -433,17 +433,12 @@ def nothing(config: Path) -> None:
         (nothing, ["--set", "compression=mean"], "--set compression=mean: expected model.FIELD=VALUE"),
         (nothing, ["--set", "model.compression"], "--set model.compression: expected model.FIELD=VALUE"),
         (nothing, ["--set", "modle.norm=pre"], "--set modle.norm=pre: expected"),
-        (
-            nothing,
-            ["--resume", "--resume-from", "3"],
-            "--resume, --resume-from and --resume-if-any exclude one another",
-        ),
         (nothing, ["--set", "train.steps=many"], "train: steps ('many') must be of type int"),
         (nothing, ["--set", "train.seed=99999999999999999999"], "must be less than 2**63"),
         (nothing, ["--set", "train.micro_batches=3"], "micro_batches (3) must divide batch_size (4)"),
         (nothing, ["--set", "train.max_document_length=9"], "max_document_length (9) must be a multiple of"),
         (nothing, ["--set", "model.vocab_size=300"], "vocab_size (300) must be 257"),
-        (nothing, ["--resume"], "nothing to resume, no checkpoint was written there"),
+        (nothing, ["--resume", "latest"], "nothing to resume, no checkpoint was written there"),
         (nothing, ["--stop-at", 0], "stop_at (0) must be 1 or more"),
     ],
 )
@@ -473,7 +468,7 @@ def test_validation_without_a_split_for_it(command: Run, config: Path, tmp_path:
 def test_a_run_that_exists_is_left_alone(command: Run, config: Path, finished: Path, corpus: Corpus) -> None:
     before = tree(finished)
     done = command("train", config, corpus.path, finished)
-    assert_failed(done, "exists already; choose another folder, or go on with that run by --resume")
+    assert_failed(done, "exists already; choose another folder, or resume it with --resume latest")
     assert tree(finished) == before
 
 
@@ -482,8 +477,8 @@ def test_a_run_resumed_with_another_setting_names_the_field(
 ) -> None:
     before = tree(finished)
     options = ["--set", "model.dropout=0.1", "--set", "train.max_grad_norm=0.2"]
-    done = command("train", config, corpus.path, finished, "--resume", *options)
-    assert_failed(done, "cannot resume, train.max_grad_norm was 0.1 and is 0.2 now; set it back, or begin a new run")
+    done = command("train", config, corpus.path, finished, "--resume", "latest", *options)
+    assert_failed(done, "cannot resume, train.max_grad_norm was 0.1 and is 0.2 now; set it back, or start a new run")
     assert tree(finished) == before
 
 
@@ -634,7 +629,7 @@ def test_an_interruption_is_one_line(
 
     monkeypatch.setattr("compressive_transformer.cli.making.train_model", interrupt)
     done = command("train", config, corpus.path, config.parent / "run")
-    assert_failed(done, "interrupted; `compressive train --resume` goes on from the last checkpoint")
+    assert_failed(done, "interrupted; `compressive train --resume latest` continues from the last checkpoint")
 
 
 # --- as a real program ---

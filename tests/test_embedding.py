@@ -217,7 +217,7 @@ def test_an_adaptive_model_trains_saves_resumes_evaluates_and_writes(corpus: Cor
     training = {"steps": 4, "validate_every": 4, "sample_every": 0}
     whole = tiny_run(corpus, tmp_path / "whole", model=fields, **training)
     tiny_run(corpus, tmp_path / "parts", model=fields, stop_at=2, **training)
-    resumed = tiny_run(corpus, tmp_path / "parts", model=fields, resume=True, **training)
+    resumed = tiny_run(corpus, tmp_path / "parts", model=fields, resume="latest", **training)
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
     model, tokenizer = ct.load(tmp_path / "whole")

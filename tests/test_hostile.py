@@ -104,7 +104,7 @@ def resume(folder: Path) -> None:
     config = TrainConfig(**{**TRAINING, "steps": 3})
     with tempfile.TemporaryDirectory() as copy:  # going on changes the run
         shutil.copytree(folder / "run", copy, dirs_exist_ok=True)
-        ct.train(tiny_model(), ct.open_corpus(folder / "data"), config, copy, resume=True)
+        ct.train(tiny_model(), ct.open_corpus(folder / "data"), config, copy, resume="latest")
 
 
 FILES: dict[str, Callable[[Path], object]] = {

@@ -71,12 +71,12 @@ def test_files_of_a_release_say_what_they_said_then(release: Path) -> None:
 @each_release
 def test_a_checkpoint_of_a_release_is_gone_on_from(release: Path, tmp_path: Path) -> None:
     shutil.copytree(release / "run", tmp_path / "run")
-    (point,) = ResumePoint.all_of(tmp_path / "run")
+    (point,) = ResumePoint.find_all(tmp_path / "run")
     state = point.state()
     model = ct.CompressiveTransformer(from_mapping(ModelConfig, state["model"], "state"))
     config = from_mapping(TrainConfig, state["train"], "state")
-    ct.train(model, ct.open_corpus(release / "data"), config, tmp_path / "run", resume=True, stop_at=7)
-    (point,) = ResumePoint.all_of(tmp_path / "run")
+    ct.train(model, ct.open_corpus(release / "data"), config, tmp_path / "run", resume="latest", stop_at=7)
+    (point,) = ResumePoint.find_all(tmp_path / "run")
     assert point.step == 7
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 

@@ -12,29 +12,28 @@ import torch
 
 from compressive_transformer.config import TrainConfig
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.train.shards import gathered, placed, whole
+from compressive_transformer.train.distributed import distribute_like, full_tensor, unshard
 from runs import tiny_model
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 SCRIPT = """
 import torch
-from compressive_transformer.processes import joined
-from compressive_transformer.shards import gathered, placed, shard, whole
+from compressive_transformer.train.distributed import distribute_like, full_tensor, init_distributed, shard, unshard
 from runs import tiny_model
 
-with joined() as processes:
+with init_distributed() as processes:
     model = tiny_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     shard(model, processes)
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
     total = sum(value.numel() for value in before.values())
-    assert total / 2 <= processes.total(torch.tensor(float(held))) / 2 <= 1.01 * total / 2, (held, total)
+    assert total / 2 <= processes.all_reduce(torch.tensor(float(held))) / 2 <= 1.01 * total / 2, (held, total)
     assert held < 0.55 * total
-    after = gathered(model).state_dict()
+    after = unshard(model).state_dict()
     assert after.keys() == before.keys()
     for name, parameter in model.named_parameters():
         assert torch.equal(after[name], before[name]), name
-        assert torch.equal(placed(before[name], parameter).to_local(), parameter.to_local()), name
+        assert torch.equal(distribute_like(before[name], parameter).to_local(), parameter.to_local()), name
     print("shares agree")
 
     def losses(model, lane):
@@ -47,7 +46,7 @@ with joined() as processes:
 
     alone = tiny_model()
     losses(model, processes.rank).backward()
-    found = {name: whole(parameter.grad) for name, parameter in model.named_parameters()}
+    found = {name: full_tensor(parameter.grad) for name, parameter in model.named_parameters()}
     (sum(losses(alone, lane) for lane in range(2)) / 2).backward()
     for name, parameter in alone.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, msg=lambda text: f"{name}: {text}")
@@ -75,10 +74,10 @@ def paths() -> str:
 
 def test_what_is_whole_stays_as_it_is() -> None:
     model = tiny_model()
-    assert gathered(model) is model
+    assert unshard(model) is model
     tensor = torch.ones(3)
-    assert whole(tensor) is tensor
-    assert placed(tensor, like=torch.zeros(3)) is tensor
+    assert full_tensor(tensor) is tensor
+    assert distribute_like(tensor, like=torch.zeros(3)) is tensor
 
 
 def test_muon_is_refused_where_matrices_are_in_shards() -> None:

@@ -30,9 +30,9 @@ from compressive_transformer.evaluate import evaluate, truncate_split
 from compressive_transformer.model import CompressiveTransformer, next_token_loss
 from compressive_transformer.train import Trainer, train
 from compressive_transformer.train.distributed import Processes
-from compressive_transformer.train.log import cut_log, read_log
+from compressive_transformer.train.log import Log, read_log, truncate_log
 from compressive_transformer.train.optimizer import Optimizer
-from compressive_transformer.train.reports import Reports
+from compressive_transformer.train.resume import Resume
 from compressive_transformer.train.signals import StopSignals
 from runs import MODEL, TRAINING, log_of, tiny_model, tiny_run
 
@@ -78,7 +78,11 @@ def test_a_run_in_parts_is_the_run_in_one_go_to_the_bit(
 ) -> None:
     for number, stop in enumerate(stops):
         last = tiny_run(
-            corpus, tmp_path / "run", model={"dropout": 0.1, "seed": number}, resume=number > 0, stop_at=stop
+            corpus,
+            tmp_path / "run",
+            model={"dropout": 0.1, "seed": number},
+            resume="latest" if number else None,
+            stop_at=stop,
         )
         assert [file.name for file in (tmp_path / "run/resume").iterdir()] == [f"step-{stop:09}"]
     assert_same_run(tmp_path / "run", finished)
@@ -121,7 +125,7 @@ def test_a_copy_of_a_checkpoint_is_neither_taken_up_nor_removed(corpus: Corpus, 
     points = tmp_path / "run/resume"
     shutil.copytree(points / "step-000000003", points / "step-000000003-mine")
     (points / "step-000000003-mine/state.json").write_text("{}")
-    tiny_run(corpus, tmp_path / "run", resume=True)
+    tiny_run(corpus, tmp_path / "run", resume="latest")
     assert sorted(path.name for path in points.iterdir()) == ["step-000000003-mine", "step-000000010"]
 
 
@@ -137,11 +141,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
     damaged.write_bytes(content)
     for content_now in (bytes(content), b""):
         damaged.write_bytes(content_now)
-        with pytest.raises(CompressiveError, match=rf"000009/{name}: damaged, .*; go on from .* --resume-from 6$"):
-            tiny_run(corpus, tmp_path / "run", resume=True, **options)
+        with pytest.raises(CompressiveError, match=rf"000009/{name}: damaged, .*; resume from .* --resume 6$"):
+            tiny_run(corpus, tmp_path / "run", resume="latest", **options)
     damaged.unlink()
     with pytest.raises(CompressiveError, match=rf"000009/{name}: damaged"):
-        tiny_run(corpus, tmp_path / "run", resume=True, **options)
+        tiny_run(corpus, tmp_path / "run", resume="latest", **options)
     with pytest.raises(CompressiveError, match="no checkpoint of step 5; there are those of steps 3, 6, 9"):
         tiny_run(corpus, tmp_path / "run", resume=5, **options)
     tiny_run(corpus, tmp_path / "run", resume=6, **options)
@@ -156,15 +160,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(
 def test_a_checkpoint_without_checksums_of_an_earlier_version_is_gone_on_from(corpus: Corpus, tmp_path: Path) -> None:
     tiny_run(corpus, tmp_path / "run", stop_at=4)
     (tmp_path / "run/resume/step-000000004/SHA256SUMS").unlink()
-    tiny_run(corpus, tmp_path / "run", resume=True, stop_at=5)
+    tiny_run(corpus, tmp_path / "run", resume="latest", stop_at=5)
     (tmp_path / "run/resume/step-000000005/SHA256SUMS").write_text("no checksum\n")
-    with pytest.raises(CompressiveError, match="damaged, its checksum is not that of SHA256SUMS; there is none before"):
-        tiny_run(corpus, tmp_path / "run", resume=True)
+    with pytest.raises(
+        CompressiveError, match="damaged, its checksum differs from that in SHA256SUMS; there is none before"
+    ):
+        tiny_run(corpus, tmp_path / "run", resume="latest")
 
 
 def test_a_run_over_pieces_of_documents_goes_on_to_the_bit(corpus: Corpus, tmp_path: Path) -> None:
     for stop in (3, 7, 10):
-        tiny_run(corpus, tmp_path / "parts", max_document_length=24, resume=stop > 3, stop_at=stop)
+        tiny_run(
+            corpus, tmp_path / "parts", max_document_length=24, resume="latest" if stop > 3 else None, stop_at=stop
+        )
         own = load_file(tmp_path / f"parts/resume/step-{stop:09}/process-0.safetensors")
         # No piece ends early in these steps, so that all lanes begin a new one every third step.
         assert own["memory-0.seen"].tolist() == [24 if stop % 3 == 0 else 8] * 4
@@ -176,7 +184,7 @@ def test_a_checkpoint_in_the_middle_of_an_update_holds_its_gradients(corpus: Cor
     tiny_run(corpus, tmp_path / "run", stop_at=5)
     own = load_file(tmp_path / "run/resume/step-000000005/process-0.safetensors")
     assert sum(name.startswith("gradient.") for name in own) == len(list(tiny_model().parameters()))
-    tiny_run(corpus, tmp_path / "run", resume=True, stop_at=6)
+    tiny_run(corpus, tmp_path / "run", resume="latest", stop_at=6)
     own = load_file(tmp_path / "run/resume/step-000000006/process-0.safetensors")
     assert not any(name.startswith("gradient.") for name in own)
 
@@ -184,7 +192,7 @@ def test_a_checkpoint_in_the_middle_of_an_update_holds_its_gradients(corpus: Cor
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     corpus: Corpus, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer.step
+    step = Trainer.train_step
 
     def killed(trainer: Trainer, *arguments: Any) -> Any:
         if trainer.counters.step == 8:
@@ -192,7 +200,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
         return step(trainer, *arguments)
 
     run = tmp_path / "run"
-    monkeypatch.setattr(Trainer, "step", killed)
+    monkeypatch.setattr(Trainer, "train_step", killed)
     with pytest.raises(KeyboardInterrupt):
         tiny_run(corpus, run, model={"dropout": 0.1})
     monkeypatch.undo()
@@ -200,7 +208,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(
     assert log_of(run)[-1]["step"] == 8
     with (run / "log.jsonl").open("a") as log:
         log.write('{"step": 9, "lo')  # and power went while a line was written
-    tiny_run(corpus, run, model={"dropout": 0.1}, resume=True)
+    tiny_run(corpus, run, model={"dropout": 0.1}, resume="latest")
     assert_same_run(run, finished)
 
 
@@ -208,14 +216,14 @@ def test_a_log_keeps_samples_with_any_line_separator_and_loses_what_lies_beyond_
     lines = ['{"step": 1, "sample": "a\u2028b\x85c"}\n', '{"step": 2, "loss": 0.1}\n', '{"step": 3, "lo']
     (tmp_path / "log.jsonl").write_text("".join(lines), encoding="utf-8")
     assert read_log(tmp_path / "log.jsonl") == [json.loads(line) for line in lines[:2]]
-    cut_log(tmp_path / "log.jsonl", 1)
+    truncate_log(tmp_path / "log.jsonl", 1)
     assert (tmp_path / "log.jsonl").read_text(encoding="utf-8") == lines[0]
 
 
 def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -> None:
     tiny_run(corpus, tmp_path / "run", steps=3)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    tiny_run(corpus, tmp_path / "run", steps=3, resume=True)
+    tiny_run(corpus, tmp_path / "run", steps=3, resume="latest")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -223,7 +231,7 @@ def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -
     ("model", "training", "message"),
     [
         ({}, {"learning_rate": 0.02}, r"train\.learning_rate was 0\.01 and is 0\.02 now"),
-        ({}, {"batch_size": 2}, r"train\.batch was 4 and is 2 now"),
+        ({}, {"batch_size": 2}, r"train\.batch_size was 4 and is 2 now"),
         ({}, {"max_document_length": 8}, r"train\.max_document_length was 0 and is 8 now"),
         ({"memory_length": 10}, {}, r"model\.memory_length was 9 and is 10 now"),
     ],
@@ -234,7 +242,7 @@ def test_a_run_never_goes_on_under_other_settings(
     tiny_run(corpus, tmp_path / "run", stop_at=1)
     before = (tmp_path / "run/log.jsonl").read_bytes()
     with pytest.raises(CompressiveError, match=f"step-000000001: cannot resume, {message}; set it back"):
-        tiny_run(corpus, tmp_path / "run", model=model, resume=True, **training)
+        tiny_run(corpus, tmp_path / "run", model=model, resume="latest", **training)
     assert (tmp_path / "run/log.jsonl").read_bytes() == before
 
 
@@ -252,7 +260,7 @@ def test_a_damaged_checkpoint_is_named_in_one_line(corpus: Corpus, tmp_path: Pat
         empty = b'{"format": 1}' if file == "state.json" else (2).to_bytes(8, "little") + b"{}"
         path.write_bytes(empty)
     with pytest.raises(CompressiveError, match="step-000000001") as caught:
-        tiny_run(corpus, tmp_path / "run", resume=True)
+        tiny_run(corpus, tmp_path / "run", resume="latest")
     assert "\n" not in str(caught.value)
 
 
@@ -268,8 +276,8 @@ def test_a_run_of_an_earlier_version_goes_on_with_new_settings_at_their_defaults
     path.write_text(json.dumps(state), encoding="utf-8")
     path.with_name("SHA256SUMS").unlink()  # they wrote none
     with pytest.raises(CompressiveError, match=r"train\.optimizer was 'adamw' and is 'muon' now"):
-        tiny_run(corpus, tmp_path / "run", resume=True, optimizer="muon")
-    tiny_run(corpus, tmp_path / "run", resume=True, stop_at=2)
+        tiny_run(corpus, tmp_path / "run", resume="latest", optimizer="muon")
+    tiny_run(corpus, tmp_path / "run", resume="latest", stop_at=2)
     tiny_run(corpus, tmp_path / "whole", stop_at=2)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
@@ -278,7 +286,7 @@ def test_a_run_with_muon_goes_on_to_the_bit(corpus: Corpus, tmp_path: Path) -> N
     start = dict(tiny_model().named_parameters())
     whole = tiny_run(corpus, tmp_path / "whole", optimizer="muon", stop_at=7)
     tiny_run(corpus, tmp_path / "parts", optimizer="muon", stop_at=4)
-    tiny_run(corpus, tmp_path / "parts", optimizer="muon", resume=True, stop_at=7)
+    tiny_run(corpus, tmp_path / "parts", optimizer="muon", resume="latest", stop_at=7)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     assert all(parameter.ne(start[name]).any() for name, parameter in whole.named_parameters())
 
@@ -302,7 +310,7 @@ def test_every_function_and_loss_trains_what_it_should_and_goes_on_to_the_bit(
 ) -> None:
     whole = tiny_run(corpus, tmp_path / "whole", model=fields, stop_at=7)
     tiny_run(corpus, tmp_path / "parts", model=fields, stop_at=4)  # in the middle of an update
-    tiny_run(corpus, tmp_path / "parts", model=fields, resume=True, stop_at=7)
+    tiny_run(corpus, tmp_path / "parts", model=fields, resume="latest", stop_at=7)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     start = dict(tiny_model(**fields).named_parameters())
     for name, parameter in whole.named_parameters():
@@ -384,7 +392,7 @@ def test_processes_train_as_one_and_go_on_from_the_middle_of_an_update_in_any_nu
     job = Job(corpus, tmp_path, **model)
     alone = tiny_run(corpus, tmp_path / "alone", model=job.model, **SLOW)
     job.finish(before, "--stop-at", "5")
-    job.finish(after, "--resume")
+    job.finish(after, "--resume", "latest")
     job.assert_learned_what_one_process_learns(alone, tmp_path / "alone")
     changed = [entry for entry in log_of(job.run) if "processes" in entry]
     expected = {"step": 5, "processes": {"before": before, "now": after}}
@@ -394,7 +402,7 @@ def test_processes_train_as_one_and_go_on_from_the_middle_of_an_update_in_any_nu
 def test_a_job_one_of_whose_processes_is_killed_goes_on_by_itself(corpus: Corpus, tmp_path: Path) -> None:
     alone = tiny_run(corpus, tmp_path / "alone", **SLOW)
     job = Job(corpus, tmp_path)
-    launched = job.start(2, "--resume-if-any", restarts=1)
+    launched = job.start(2, "--resume", "if-any", restarts=1)
     children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children")
     while not list(job.run.glob("resume/step-*")):
         assert launched.poll() is None
@@ -418,7 +426,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_its_last_checkpoint_goes_on(corp
         find {tmp_path}/disk -mindepth 1 | sort
         rm {tmp_path}/disk/other
         echo resumed >&2
-        {train} --resume && cp -r {job.run} {tmp_path}/job"""
+        {train} --resume latest && cp -r {job.run} {tmp_path}/job"""
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=240)
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("a file system of its own needs rights that this user does not have")
@@ -514,7 +522,7 @@ def test_models_without_a_compression_that_learns_are_trained_too(
     corpus: Corpus, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     tiny_run(corpus, tmp_path / "parts", model=fields, stop_at=4)
-    tiny_run(corpus, tmp_path / "parts", model=fields, resume=True, stop_at=7)
+    tiny_run(corpus, tmp_path / "parts", model=fields, resume="latest", stop_at=7)
     tiny_run(corpus, tmp_path / "whole", model=fields, stop_at=7)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     assert all(line["compression_loss"] == 0 for line in log_of(tmp_path / "whole") if "loss" in line)
@@ -635,7 +643,8 @@ def test_speed_and_progress_go_to_stderr_in_lines_that_are_not_broken(
     [
         ({"vocab_size": 300}, {}, {}, r"vocab_size \(300\) must be 257, the number of ids of "),
         ({}, {"max_document_length": 30}, {}, r"max_document_length \(30\) must be a multiple .* the nearest is 32"),
-        ({}, {}, {"resume": True}, "new/run: nothing to resume, no checkpoint was written there"),
+        ({}, {}, {"resume": "latest"}, "new/run: nothing to resume, no checkpoint was written there"),
+        ({}, {}, {"resume": True}, r"resume \(True\) must be .latest., .if-any., a step or None"),
         ({}, {}, {"stop_at": 0}, r"stop_at \(0\) must be 1 or more"),
     ],
 )
@@ -656,7 +665,9 @@ def test_lanes_that_processes_and_parts_cannot_share_are_refused(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = Processes(rank=0, world=3, device=torch.device("cpu"))
-    with pytest.raises(CompressiveError, match=r"batch_size \(4\) must be a multiple of 6, the number of processes"):
+    with pytest.raises(
+        CompressiveError, match=r"batch_size \(4\) must be a multiple of 6, processes times micro_batches"
+    ):
         Trainer(tiny_model(), corpus, TrainConfig(batch_size=4, micro_batches=2), tmp_path / "run", processes)
 
 
@@ -675,10 +686,10 @@ def test_what_exists_is_never_overwritten(corpus: Corpus, tmp_path: Path) -> Non
 # --- what is not finite, and what stops a run ---
 
 
-def made(corpus: Corpus, out: Path, *, resume: bool = False, **fields: Any) -> Trainer:
+def made(corpus: Corpus, out: Path, *, resume: Resume = None, **fields: Any) -> Trainer:
     config = TrainConfig(**{**TRAINING, **fields})
     trainer = Trainer(tiny_model(), corpus, config, out, Processes(0, 1, torch.device("cpu")))
-    trainer.begin(resume=resume)
+    trainer.begin(resume)
     return trainer
 
 
@@ -688,21 +699,22 @@ def spoil(trainer: Trainer, lane: int) -> None:
     memory.recent[1][lane, -1, 3] = math.nan
 
 
-def reported(trainer: Trainer) -> tuple[Reports, list[dict[str, Any]]]:
+def captured(trainer: Trainer) -> tuple[Log, list[dict[str, Any]]]:
+    """A log that keeps its entries in a list."""
     entries: list[dict[str, Any]] = []
-    reports = Reports(trainer.model, trainer.processes, None)
-    reports.write = entries.append  # type: ignore[method-assign]
-    return reports, entries
+    log = Log(trainer.model, trainer.processes, trainer.out, last=STEPS)
+    log.write = entries.append  # type: ignore[method-assign]
+    return log, entries
 
 
 def test_an_update_that_is_not_finite_is_skipped_and_its_lane_begins_anew(corpus: Corpus, tmp_path: Path) -> None:
     trainer = made(corpus, tmp_path / "run")
-    reports, entries = reported(trainer)
-    trainer.run(2, reports, StopSignals())
+    log, entries = captured(trainer)
+    trainer.run(2, log, StopSignals())
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     moments = {name: value.clone() for name, value in trainer.optimizer.state().items()}
     spoil(trainer, 2)
-    trainer.run(3, reports, StopSignals())
+    trainer.run(3, log, StopSignals())
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     assert all(torch.equal(value, moments[name]) for name, value in trainer.optimizer.state().items())
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
@@ -715,7 +727,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_lane_begins_anew(corpus
     assert memory.seen[2] == 0
     assert (memory.seen[[0, 1, 3]] > 0).all()
     assert all(states.isfinite().all() for states in memory.state_dict().values())
-    trainer.run(6, reports, StopSignals())
+    trainer.run(6, log, StopSignals())
     assert not all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     assert trainer.counters.skipped == 1
     assert trainer.counters.skipped_in_a_row == 0
@@ -724,19 +736,19 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_lane_begins_anew(corpus
 
 def test_too_many_skipped_updates_in_a_row_end_the_run_at_its_last_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
     trainer = made(corpus, tmp_path / "run", max_skipped_updates=2, late_update_step=0)
-    reports, entries = reported(trainer)
-    trainer.run(3, reports, StopSignals())
+    log, entries = captured(trainer)
+    trainer.run(3, log, StopSignals())
     kept = {path.name for path in (tmp_path / "run" / "resume").iterdir()}
     hook = trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(
-        CompressiveError, match=r"3 updates in a row were skipped, more than max_skipped_updates \(2\): grad"
+        CompressiveError, match=r"3 updates in a row were skipped, more than max_skipped_updates \(2\); the last: update skipped: grad"
     ):
-        trainer.run(10, reports, StopSignals())
+        trainer.run(10, log, StopSignals())
     hook.remove()
     assert [entry["step"] for entry in entries if "skipped" in entry] == [4, 5, 6]
     assert {path.name for path in (tmp_path / "run" / "resume").iterdir()} == kept
-    resumed = made(corpus, tmp_path / "run", resume=True, max_skipped_updates=2, late_update_step=0)
-    resumed.run(10, reported(resumed)[0], StopSignals())
+    resumed = made(corpus, tmp_path / "run", resume="latest", max_skipped_updates=2, late_update_step=0)
+    resumed.run(10, captured(resumed)[0], StopSignals())
     assert resumed.counters.skipped == 0
 
 
@@ -763,10 +775,10 @@ def test_a_signal_ends_the_run_after_its_step_and_resuming_gives_what_no_signal_
 
     with pytest.raises(KeyboardInterrupt, match="stopped after step 4, with a checkpoint to resume from"):
         train(model, corpus, config, tmp_path / "run", callbacks=[kill])
-    assert "stopping after this step, with a checkpoint; once more stops at once" in capsys.readouterr().err
+    assert "stopping after this step, with a checkpoint; a second signal stops" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    train(tiny_model(), corpus, config, tmp_path / "run", resume=True)
+    train(tiny_model(), corpus, config, tmp_path / "run", resume="latest")
     train(tiny_model(), corpus, config, tmp_path / "whole")
     points = [load_file(tmp_path / name / "resume/step-000000010/training.safetensors") for name in ("run", "whole")]
     assert all(torch.equal(points[0][name], value) for name, value in points[1].items())

@@ -59,6 +59,6 @@ def main() -> None:
         sys.exit(f"compressive: {error.filename or 'file system'}: {error.strerror}")
     except KeyboardInterrupt as stop:
         sys.exit(
-            f"compressive: {str(stop) or 'interrupted'}; `compressive train --resume` goes on from the last checkpoint,"
-            " and `compressive prepare` where it says so"
+            f"compressive: {str(stop) or 'interrupted'}; `compressive train --resume latest` continues from the last "
+            "checkpoint, and `compressive prepare` where it says so"
         )

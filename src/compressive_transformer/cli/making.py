@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,6 @@ from ..config import ModelConfig, TrainConfig
 from ..config.toml import from_mapping, read_settings
 from ..data import open_corpus
 from ..data import prepare as prepare_corpus
-from ..errors import CompressiveError
 from ..model import CompressiveTransformer
 from ..train import Resume
 from ..train import train as train_model
@@ -75,32 +73,13 @@ def prepare(
         )
 
 
-@dataclass(frozen=True)
-class Resuming:
-    """How a run goes on; at most one of these."""
-
-    resume: bool = False
-    """Go on exactly where the run's last checkpoint stands."""
-    resume_from: int | None = None
-    """Go on from the checkpoint of this step, where a later one is damaged; the newest ones are kept."""
-    resume_if_any: bool = False
-    """Go on as with --resume, or begin where no checkpoint was written yet: for jobs that are started again with the
-    same command, as by torchrun --max-restarts."""
-
-    def chosen(self) -> Resume:
-        """What `ct.train` takes. Raises CompressiveError for more than one."""
-        if self.resume + (self.resume_from is not None) + self.resume_if_any > 1:
-            raise CompressiveError("--resume, --resume-from and --resume-if-any exclude one another; give one of them")
-        return "if-any" if self.resume_if_any else self.resume if self.resume_from is None else self.resume_from
-
-
 def train(
     config: Annotated[Positional[Path], tyro.conf.arg(metavar="CONFIG")],
     data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     settings: Annotated[UseAppendAction[list[str]], tyro.conf.arg(name="set", metavar="SECTION.FIELD=VALUE")],
-    resuming: Annotated[Resuming, tyro.conf.arg(name="")] = Resuming(),
+    resume: Annotated[Resume, tyro.conf.arg(metavar="latest|if-any|STEP")] = None,
     stop_at: int | None = None,
     tracker: TrackerName | None = None,
 ) -> None:
@@ -113,9 +92,12 @@ def train(
         config: A TOML file with the tables [model] and [train]. Each of their fields has a default, so the file may
             be empty, and is described in the docstrings of ModelConfig and TrainConfig; the corpus says vocab_size.
         data: A corpus that `compressive prepare` made.
-        run: The run's folder, to be made; with --resume, the one to go on with.
+        run: The run's folder, to be made; with --resume, an existing one.
         settings: Override a field of the config, for example --set model.compression=mean; may be repeated.
-        stop_at: End at this step, with a checkpoint to resume from.
+        resume: Resume the run exactly from its latest checkpoint (latest), or from that of a step, if a later one is
+            damaged; if-any starts the run where there is no checkpoint yet: for jobs that are restarted with the same
+            command, as by torchrun --max-restarts.
+        stop_at: Stop after this step, with a checkpoint to resume from.
         tracker: Show the run in tensorboard, trackio or wandb too; each is an extra of that name.
     """
     corpus = open_corpus(data)
@@ -130,7 +112,7 @@ def train(
         corpus,
         train_config,
         run,
-        resume=resuming.chosen(),
+        resume=resume,
         stop_at=stop_at,
         tracker=tracker,
     )

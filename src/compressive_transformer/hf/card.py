@@ -77,7 +77,7 @@ def _training(run: Path) -> list[str]:
             f"- best validation, whose weights these are: {score['bits_per_byte']:.4f} bits per byte, "
             f"{score['nats_per_token']:.4f} nats per token, over {score['tokens']:,} tokens, at step {best['step']:,}"
         )
-    for point in ResumePoint.all_of(run)[-1:]:
+    for point in ResumePoint.find_all(run)[-1:]:
         settings = point.state().get("train") or {}
         told += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
     return told

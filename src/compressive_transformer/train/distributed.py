@@ -1,20 +1,26 @@
-"""One process or several of one job, as `torchrun` starts them."""
+"""Distributed training: the processes that `torchrun` starts, and parameters sharded over them (FSDP2)."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
 
+from ..model import CompressiveTransformer
+from ..model.block import Block
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all of its job."""
+    """Rank of this process, number of processes, and the device of this process."""
 
     rank: int
     world: int
@@ -22,27 +28,38 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and prints."""
+        """True on rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over all processes."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
         if self.world > 1:
             values = values.clone()
             distributed.all_reduce(values)
         return values
 
-    def wait(self) -> None:
-        """Return once all processes have come here."""
+    def any(self, flag: bool) -> bool:
+        """Return True if `flag` is True in any process."""
+        return flag if self.world == 1 else bool(self.all_reduce(torch.tensor(float(flag), device=self.device)))
+
+    def gather(self, value: T) -> list[T]:
+        """Return the picklable `value` of each process, in the order of ranks."""
+        values: list[Any] = [value] * self.world
+        if self.world > 1:
+            distributed.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
 
 
 @contextlib.contextmanager
 def init_distributed() -> Iterator[Processes]:
-    """The job that the environment of `torchrun` describes; without one, this process alone.
+    """Yield the processes that the environment of `torchrun` describes; without it, this process alone.
 
-    Processes talk over NCCL where there are GPUs, one for each, else over gloo.
+    The backend is NCCL with one GPU per process, else gloo.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     cuda = torch.cuda.is_available()
@@ -52,8 +69,58 @@ def init_distributed() -> Iterator[Processes]:
         return
     if cuda:
         torch.cuda.set_device(device)
-    # A group that is there already stays: one process cannot safely leave its group and form it again.
+    # An existing group stays: a process cannot safely leave its group and form it again.
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if cuda else "gloo")
         atexit.register(distributed.destroy_process_group)
     yield Processes(distributed.get_rank(), world, device)
+
+
+# Sharding. Checkpoints hold full tensors, so a run can resume with or without it. Each function below is a collective:
+# all processes must call it.
+
+
+def shard(model: CompressiveTransformer, processes: Processes) -> None:
+    """Keep a shard of all parameters in each process; those of a block are gathered while it computes."""
+    # Imports that only sharding pays for.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(processes.device.type, (processes.world,))
+    for block in cast(Iterable[Block], model.blocks):
+        # Gradients of a block are reduced together, those of f_c too where a process commits nothing.
+        block.compression_in_graph = True
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return True if this process holds only a part of the tensor, a DTensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full tensor, gathered if it is sharded."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full
+
+
+def distribute_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a full tensor on the device of `like`, and sharded as `like` if their shapes agree."""
+    tensor = tensor.to(like.device)
+    if not is_sharded(like) or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor, like.device_mesh, like.placements)
+
+
+def unshard(model: CompressiveTransformer) -> CompressiveTransformer:
+    """Return the model itself, or an unsharded copy of a sharded one."""
+    if not any(map(is_sharded, model.parameters())):
+        return model
+    with torch.device("meta"):
+        copy = CompressiveTransformer(model.config)
+    copy.load_state_dict({name: full_tensor(value) for name, value in model.state_dict().items()}, assign=True)
+    return copy.train(model.training)

@@ -1,12 +1,11 @@
-"""What a training run tells: a line of JSON for machines, a progress bar for people, numbers for a tracker."""
+"""Training log: metrics and events of a run for callbacks, log.jsonl and the console."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,16 +13,21 @@ from torch import Tensor
 
 from ..errors import CompressiveError
 from ..files import atomic_file
+from ..model import CompressiveTransformer
 from .distributed import Processes
+from .optimizer import Update
 from .step import StepLosses
-from .trackers import Tracker
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+Callback = Callable[[dict[str, Any], CompressiveTransformer], bool | None]
+"""Function of an entry of the log before it is written, to which it may add plain values, and the model, which it may
+read; True stops the run after this step."""
 
-class Sums:
-    """Means over the steps since the last line of the log, kept on the device until they are asked for."""
+
+class Averages:
+    """Means over the steps since the last log line; tensors stay on the device until `entry`."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -33,32 +37,35 @@ class Sums:
         self.loss: Tensor | float = 0.0
         self.error: Tensor | float = 0.0
         self.commits: Tensor | float = 0.0
+        self.update: Update | None = None
+        """The last update."""
 
-    def add(self, read: StepLosses, share: float) -> None:
-        """Take in one part of a step; `share` is that part of the process's lanes."""
+    def add(self, losses: StepLosses, share: float) -> None:
+        """Add the losses of one micro-batch; `share` is its fraction of the lanes of the process."""
         self.steps += share
-        self.nats = self.nats + read.nats.detach()
-        self.loss = self.loss + read.compression_loss.detach() * share
-        self.error = self.error + read.reconstruction_error
-        self.commits = self.commits + read.commits
+        self.nats = self.nats + losses.nats.detach()
+        self.loss = self.loss + losses.compression_loss.detach() * share
+        self.error = self.error + losses.reconstruction_error
+        self.commits = self.commits + losses.commits
 
     def entry(self, processes: Processes) -> dict[str, Any]:
-        """Losses in nats and speed, over all processes, as plain values."""
-        nats = processes.total(torch.as_tensor(self.nats, dtype=torch.float64))
-        loss = processes.total(torch.as_tensor(self.loss / self.steps)) / processes.world
-        error = processes.total(torch.as_tensor(self.error))
-        commits = processes.total(torch.as_tensor(self.commits)).clamp(min=1)
+        """Return losses in nats, tokens per second and the last update, over all processes, as plain values."""
+        nats = processes.all_reduce(torch.as_tensor(self.nats, dtype=torch.float64))
+        loss = processes.all_reduce(torch.as_tensor(self.loss / self.steps)) / processes.world
+        error = processes.all_reduce(torch.as_tensor(self.error))
+        commits = processes.all_reduce(torch.as_tensor(self.commits)).clamp(min=1)
         return {
             "loss": float(nats) / max(self.targets, 1),
             "compression_loss": float(loss),
             "reconstruction_error": [round(value, 5) for value in (error / commits).tolist()],
             "tokens_per_second": round(self.targets / (time.perf_counter() - self.began), 1),
+            **(self.update.to_dict() if self.update else {}),
         }
 
 
 def new_bar() -> Bar:
-    """A bar on stderr with the time that is left, which shows nothing where nobody watches a terminal."""
-    # Only who waits for something waits for this import.
+    """Return a progress bar on stderr with the remaining time; it shows nothing if stderr is not a terminal."""
+    # An import that only users of a bar pay for.
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -75,31 +82,52 @@ def new_bar() -> Bar:
     return Bar(*columns, console=console, disable=not console.is_terminal)
 
 
-class Progress:
-    """Writes log.jsonl in the run's folder, and shows a bar on a terminal or lines elsewhere, on stderr."""
+class Log:
+    """Log of a run: entries go to the callbacks, to log.jsonl in the run's folder, and to the console.
 
-    def __init__(self, out: Path, last: int, *, step: int, tracker: Tracker | None) -> None:
-        self.file = (out / "log.jsonl").open("a", encoding="utf-8")
-        self.last = last
-        self.tracker = tracker
-        self.bar = new_bar()
-        self.console = self.bar.console
-        self.task = self.bar.add_task("", total=last, completed=step)
+    All processes call `write`; rank 0 alone calls callbacks and writes. The console, stderr, shows a progress bar on a
+    terminal and lines elsewhere.
+    """
+
+    def __init__(
+        self,
+        model: CompressiveTransformer,
+        processes: Processes,
+        out: Path,
+        *,
+        last: int,
+        step: int = 0,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """`step` is the step that the run resumes from, `last` that at which it ends."""
+        self.model, self.processes, self.callbacks = model, processes, callbacks
+        self.path, self.step, self.last = out / "log.jsonl", step, last
+        self.stopped = False
+        """True if a callback has stopped the run, the same in all processes."""
 
     def __enter__(self) -> Self:
-        self.bar.start()
+        if self.processes.is_main:
+            self.file = self.path.open("a", encoding="utf-8")
+            self.bar = new_bar()
+            self.task = self.bar.add_task("", total=self.last, completed=self.step)
+            self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-        self.file.close()
-        if self.tracker is not None:
-            self.tracker.close()
+    def __exit__(self, *_: object) -> None:
+        if self.processes.is_main:
+            self.bar.stop()
+            self.file.close()
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Add a line to the log and show what it says. Raises CompressiveError where JSON has no form for it."""
+        """Log an entry, which has a `step`. Raises CompressiveError if it holds more than plain values."""
+        stops = False
+        if self.processes.is_main:
+            for callback in self.callbacks:
+                stops = callback(entry, self.model) is True or stops
+            self._append(entry)
+        self.stopped = self.processes.any(stops) or self.stopped
+
+    def _append(self, entry: dict[str, Any]) -> None:
         try:
             line = _line(entry)
         except (TypeError, ValueError) as error:
@@ -109,26 +137,24 @@ class Progress:
         self.file.write(line)
         self.file.flush()
         text = _summary(entry)
-        if "loss" in entry and self.console.is_terminal:
+        if "loss" in entry and self.bar.console.is_terminal:
             self.bar.update(self.task, completed=entry["step"], description=text)
         else:
             line = f"step {entry['step']}/{self.last}  {text}"
             self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        if self.tracker is not None and (numbers := _numbers(entry)):
-            self.tracker.log(numbers, entry["step"])
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Remove the lines of a log that lie beyond `step`: a resumed run writes them again."""
+def truncate_log(path: Path, step: int) -> None:
+    """Remove the lines of a log beyond `step`, which a resumed run writes again."""
     if not path.exists():
         return
-    kept = [_line(entry) for entry in read_log(path) if entry["step"] <= step]
+    lines = [_line(entry) for entry in read_log(path) if entry["step"] <= step]
     with atomic_file(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.write_text("".join(lines), encoding="utf-8")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The entries of a log, without a line that was being written when the run ended; none where there is no log."""
+    """Return the entries of a log, without an unfinished last line; none if there is no log."""
     if not path.exists():
         return []
     entries = []
@@ -153,10 +179,10 @@ def _summary(entry: dict[str, Any]) -> str:
     if "sample" in entry:
         return f"sample: {entry['sample']}"
     if "skipped" in entry:
-        return skip_line(entry["skipped"])
+        return describe_skip(entry["skipped"])
     if "processes" in entry:
         before, now = entry["processes"]["before"], entry["processes"]["now"]
-        return f"goes on with {now} instead of {before} processes: lanes keep their memory, random numbers begin anew"
+        return f"resumed with {now} processes instead of {before}: lanes keep their memory, RNG states are reset"
     errors = entry["reconstruction_error"]
     text = f"loss {entry['loss']:.4f} nats"
     if any(errors):
@@ -164,23 +190,9 @@ def _summary(entry: dict[str, Any]) -> str:
     return f"{text}  {entry['tokens_per_second']:,.0f} tokens/s"
 
 
-def skip_line(skipped: dict[str, Any]) -> str:
-    """What the log says of an update that was left out, as a sentence."""
-    lanes = [f"lane {lane}, in {title!r}," for lane, title in skipped["lanes"].items()]
-    emptied = f"; memory of {' '.join(lanes)} was not finite and is empty now" if lanes else ""
+def describe_skip(skipped: Mapping[str, Any]) -> str:
+    """Return the log line of a skipped update."""
     norms = f"norm {skipped['gradient_norm']}, of compression {skipped['compression_gradient_norm']}"
-    return f"gradients are not finite ({norms}): update {skipped['count']} that is skipped{emptied}"
-
-
-def _numbers(entry: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers of an entry under the names that a tracker groups; one a layer becomes one a name."""
-    kind = next((kind for kind in ("validation", "sample") if kind in entry), "train")
-    values = {**entry, **entry.get("validation", {})}
-    for name, value in entry.items():
-        if isinstance(value, list):
-            values.update({f"{name}/{place}": one for place, one in enumerate(value)})
-    return {
-        f"{kind}/{name}": value
-        for name, value in values.items()
-        if isinstance(value, int | float) and name != "step" and math.isfinite(value)
-    }
+    lanes = [f"lane {lane} (document {title!r})" for lane, title in skipped["lanes"].items()]
+    reset = f"; memory was not finite and is reset in {', '.join(lanes)}" if lanes else ""
+    return f"update skipped: gradients are not finite ({norms}), {skipped['count']} skipped so far{reset}"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which end a run in good order."""
+"""Ctrl-C and SIGTERM: stop a run after its current step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Remembers the first signal; a second one interrupts at once. Signals reach the main thread only."""
+    """Handler that records the first signal and raises KeyboardInterrupt at the second; main thread only."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -19,8 +19,8 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            # What somebody has chosen to ignore, as `nohup` and shells do for background jobs, stays ignored; None is a
-            # handler that is not Python's, which could not be put back.
+            # Ignored signals stay ignored, as `nohup` and background jobs of shells want; None is a handler that is
+            # not Python's, which could not be restored.
             chosen = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
             self._before = {number: signal.signal(number, self._receive) for number in chosen}
         return self
@@ -33,4 +33,4 @@ class StopSignals:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
-        print("stopping after this step, with a checkpoint; once more stops at once", file=sys.stderr, flush=True)
+        print("stopping after this step, with a checkpoint; a second signal stops immediately", file=sys.stderr, flush=True)

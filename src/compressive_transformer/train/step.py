@@ -1,4 +1,4 @@
-"""What one backward pass goes through: the next segments of each lane, read one after another with their memory."""
+"""Forward pass of one training step: the next segments of each lane, read one after another with their memory."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from ..config import TrainConfig
 from ..data.lanes import Segment
 from ..memory import Memory
 from ..model import CompressiveTransformer
-from .distributed import Processes
-from .shards import shard
+from .distributed import Processes, shard
 
 
 @dataclass(frozen=True, eq=False)
 class StepLosses:
-    """The losses of a window, and the memory that follows it, outside of any graph."""
+    """Losses of a window, and the memory after it, detached."""
 
     nats: Tensor
-    """Scalar, summed over all targets, in double precision; the task loss."""
+    """Scalar, the task loss summed over all targets, in double precision."""
     compression_loss: Tensor
     """Scalar, the mean over segments of `Output.compression_loss`."""
     reconstruction_error: Tensor
-    """`[n_layers]`, that of `Output` summed over segments."""
+    """`[n_layers]`, `Output.reconstruction_error` summed over segments."""
     commits: Tensor
-    """`[n_layers]`, segments in which it was measured."""
+    """`[n_layers]`, number of segments in which it was measured."""
     memory: Memory
 
 
 class SegmentWindow(nn.Module):
-    """Reads one segment after another; gradients reach back to where the window begins.
+    """Reader of consecutive segments; gradients reach back to the start of the window.
 
     In a window of one segment the task loss never reaches a compression function, since what a commit compresses
     is read from the next segment on. With `compression_loss = "bptt"` compressed states stay in the graph, so in
     longer windows it does. Hidden states enter memory detached all the same: the network's gradient is that of
     single segments.
 
-    One module, so that data-parallel training sees one forward and one backward pass for all of it.
+    A single module, so that data-parallel training sees one forward and one backward pass for all of it.
     """
 
     def __init__(self, model: CompressiveTransformer, precision: Literal["fp32", "bf16"]) -> None:
@@ -49,7 +48,7 @@ class SegmentWindow(nn.Module):
         self.precision = precision
 
     def forward(self, segments: Sequence[Segment], memory: Memory) -> StepLosses:
-        """Read `segments` from `memory` on, emptying it for each lane that begins a document."""
+        """Read `segments`, starting from `memory` and resetting it in lanes that start a document."""
         device, nats, outputs = self.model.embedding.weight.device, [], []
         for segment in segments:
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
@@ -68,8 +67,8 @@ class SegmentWindow(nn.Module):
         )
 
 
-def parallel_step(model: CompressiveTransformer, config: TrainConfig, processes: Processes) -> nn.Module:
-    """A window whose gradients are averaged over all processes; with `sharded` each holds a share of the parameters."""
+def parallel_window(model: CompressiveTransformer, config: TrainConfig, processes: Processes) -> nn.Module:
+    """Return a window that averages gradients over all processes, sharding the parameters if `config.sharded`."""
     window = SegmentWindow(model, config.precision)
     if processes.world == 1:
         return window
@@ -81,11 +80,12 @@ def parallel_step(model: CompressiveTransformer, config: TrainConfig, processes:
 
 
 def split_micro_batches(segments: Sequence[Segment], count: int) -> list[list[Segment]]:
-    """The segments cut into `count` equal parts of their lanes; `total_targets` stays that of all."""
+    """Return the segments split into `count` equal groups of lanes; `total_targets` stays that of all lanes."""
 
-    def part(segment: Segment, at: int) -> Segment:
-        tensors = {name: value for name, value in segment._asdict().items() if isinstance(value, Tensor)}
-        own: dict[str, Any] = {name: value.chunk(count)[at] for name, value in tensors.items()}
-        return segment._replace(**own)
+    def split(segment: Segment, index: int) -> Segment:
+        tensors: dict[str, Any] = {
+            name: value.chunk(count)[index] for name, value in segment._asdict().items() if isinstance(value, Tensor)
+        }
+        return segment._replace(**tensors)
 
-    return [[part(segment, at) for segment in segments] for at in range(count)]
+    return [[split(segment, index) for segment in segments] for index in range(count)]

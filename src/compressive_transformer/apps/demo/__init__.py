@@ -93,7 +93,7 @@ def _train_and_score(name: str, out: Path) -> None:
         corpus, run = open_corpus(out / "data"), out / name
         torch.manual_seed(TRAINING.seed)
         model = CompressiveTransformer(replace(MODELS[name], vocab_size=corpus.vocab_size))
-        train(model, corpus, TRAINING, run, resume=(run / "resume").is_dir())
+        train(model, corpus, TRAINING, run, resume="latest" if (run / "resume").is_dir() else None)
         model, _ = load(run)
         write_json(out / f"{name}.json", evaluate(model, corpus.test).to_dict())
 

@@ -42,7 +42,7 @@ def finish(run: Run, corpus: Corpus, out: Path) -> None:
         shutil.rmtree(folder)  # it ended before its first checkpoint and is of no use
     torch.manual_seed(run.seed)
     trained = CompressiveTransformer(setting.model)
-    train(trained, corpus, run.train, folder, resume=resume)
+    train(trained, corpus, run.train, folder, resume="latest" if resume else None)
     model, tokenizer = load(folder)
     device = next(trained.parameters()).device  # where `train` moved it
     model = with_lengths(model, **config.lengths).to(device)
@@ -79,7 +79,7 @@ def check_same(run: Run, corpus: Corpus, out: Path) -> None:
     if result is None and not _interrupted(folder):
         return
     # The state of a training says nothing of the evaluation, which has not begun.
-    stored = result or ResumePoint.of(folder).state()
+    stored = result or ResumePoint.find(folder).state()
     if stored["corpus"] != corpus.fingerprint:
         raise CompressiveError(
             f"{folder}: {run.name} ran on another corpus than {corpus.path}; give that one, or choose another folder"
@@ -114,7 +114,7 @@ def steps_done(run: Run, out: Path) -> int:
 
 def _interrupted(folder: Path) -> bool:
     """Whether a training began there and left a checkpoint."""
-    return bool(ResumePoint.all_of(folder))
+    return bool(ResumePoint.find_all(folder))
 
 
 def _training(log: Sequence[dict[str, Any]]) -> dict[str, Any]:

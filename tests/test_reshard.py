@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.memory import Memory, join
-from compressive_transformer.train.reshard import memories_of, named_memories, reshard
+from compressive_transformer.train.resume import memories_from, named_memories, reshard
 from runs import tiny_model
 
 LANES = 12
@@ -36,8 +36,8 @@ def test_every_lane_keeps_its_memory_and_its_place(before: int, after: int, part
     tokens = torch.arange(LANES * 20).view(LANES, 20) % 256
     whole = model(tokens, None, lengths).memory
     owns = owns_of(whole, world=before, parts=parts)
-    shares = [reshard(owns, parts=parts, rank=rank, world=after) for rank in range(after)]
-    again = join([memory for share in shares for memory in memories_of(share, parts)])
+    shares = [reshard(owns, micro_batches=parts, rank=rank, world=after) for rank in range(after)]
+    again = join([memory for share in shares for memory in memories_from(share, parts)])
     assert again.state_dict().keys() == whole.state_dict().keys()
     for name, tensor in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
@@ -45,10 +45,10 @@ def test_every_lane_keeps_its_memory_and_its_place(before: int, after: int, part
         # An update averages over processes: of equal shares that is the mean over those that were before.
         assert share["gradient.a"].tolist() == [(before - 1) / 2] * 2
         assert share["gradient.b"].tolist() == [6.0 / before] * 3
-        assert {memory.batch_size for memory in memories_of(share, parts)} == {LANES // (after * parts)}
+        assert {memory.batch_size for memory in memories_from(share, parts)} == {LANES // (after * parts)}
 
 
 def test_lanes_that_cannot_be_shared_out_are_refused() -> None:
     owns = owns_of(tiny_model().empty_memory(LANES), world=1, parts=1)
-    with pytest.raises(CompressiveError, match="it holds 12 lanes, which 5 parts cannot share"):
-        reshard(owns, parts=1, rank=4, world=5)
+    with pytest.raises(CompressiveError, match="its 12 lanes cannot be split into 5 equal parts"):
+        reshard(owns, micro_batches=1, rank=4, world=5)

@@ -18,7 +18,8 @@ from compressive_transformer.data import Corpus
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.train import train
 from compressive_transformer.train.distributed import Processes
-from compressive_transformer.train.reports import Reports
+from compressive_transformer.train.log import Log
+from compressive_transformer.train.resume import Resume
 from compressive_transformer.train.trackers import open_tracker
 from runs import TRAINING, log_of, tiny_model
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("cpu")
 FEW = {**TRAINING, "steps": 4, "late_update_step": 0, "sample_every": 4, "validate_every": 2}
 
 
-def run_of(corpus: Corpus, out: Path, *, resume: bool = False, stop_at: int | None = None, **options: Any) -> None:
+def run_of(corpus: Corpus, out: Path, *, resume: Resume = None, stop_at: int | None = None, **options: Any) -> None:
     settings = TrainConfig(**{**FEW, **options.pop("training", {})})
     train(tiny_model(), corpus, settings, out, resume=resume, stop_at=stop_at, **options)
 
@@ -71,7 +72,7 @@ def test_a_callback_that_returns_true_ends_the_run_with_a_checkpoint_that_goes_o
     assert [line["step"] for line in log_of(tmp_path / "run")] == [2, 2]
     assert len(called) == 2  # all callbacks are called, whatever the first says
     assert [folder.name for folder in (tmp_path / "run/resume").iterdir()] == ["step-000000002"]
-    run_of(corpus, tmp_path / "run", training={"log_every": 2}, resume=True)
+    run_of(corpus, tmp_path / "run", training={"log_every": 2}, resume="latest")
     run_of(corpus, tmp_path / "whole", training={"log_every": 2})
     assert log_of(tmp_path / "run") == log_of(tmp_path / "whole")
 
@@ -90,7 +91,7 @@ def test_steps_since_the_last_line_are_logged_when_a_callback_ends_the_run(corpu
 
 
 def test_only_the_leading_process_calls_callbacks_and_all_learn_that_the_run_ends(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     called, told = [], []
 
@@ -98,12 +99,12 @@ def test_only_the_leading_process_calls_callbacks_and_all_learn_that_the_run_end
         called.append(entry)
         return True
 
-    def total(processes: Processes, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce(processes: Processes, values: torch.Tensor) -> torch.Tensor:
         told.append(float(values))
         return torch.ones(())  # what the leading process says reaches all
 
-    monkeypatch.setattr(Processes, "total", total)
-    other = Reports(tiny_model(), Processes(1, 2, torch.device("cpu")), None, [stop])
+    monkeypatch.setattr(Processes, "all_reduce", all_reduce)
+    other = Log(tiny_model(), Processes(1, 2, torch.device("cpu")), tmp_path, last=1, callbacks=[stop])
     other.write({"step": 1})
     assert (called, told, other.stopped) == ([], [0.0], True)
 
@@ -123,9 +124,10 @@ def test_an_unknown_tracker_and_a_missing_package_are_refused_before_anything_is
         run_of(corpus, tmp_path / "run", tracker="mlflow")
     (tmp_path / "here/wandb").mkdir(parents=True)  # which W&B makes; it is not the package
     code = """if True:
-        import sys, compressive_transformer.trackers as trackers
+        import sys
+        from compressive_transformer.train import trackers
         sys.path = [sys.argv[1]]
-        for name in trackers.OPENERS:
+        for name in trackers.TRACKERS:
             try:
                 trackers.require_tracker(name)
             except trackers.CompressiveError as error:
@@ -151,7 +153,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_tensorboard_shows_the_numbers_of_the_log_across_a_resume(corpus: Corpus, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run_of(corpus, tmp_path / "run", tracker="tensorboard", stop_at=2)
-    run_of(corpus, tmp_path / "run", tracker="tensorboard", resume=True)
+    run_of(corpus, tmp_path / "run", tracker="tensorboard", resume="latest")
     shown, lines = scalars(tmp_path / "run/tensorboard"), log_of(tmp_path / "run")
     for name in ("loss", "compression_loss", "learning_rate", "gradient_norm", "tokens"):
         expected = [(line["step"], line[name]) for line in lines if "loss" in line]
@@ -167,10 +169,9 @@ def test_tensorboard_shows_the_numbers_of_the_log_across_a_resume(corpus: Corpus
 def test_tensorboard_hides_what_a_run_that_was_killed_wrote_beyond_its_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     for resumed, steps in ((0, (1, 2, 3, 4)), (2, (3,))):
-        tracker = open_tracker("tensorboard", tmp_path, {}, step=resumed)
-        for step in steps:
-            tracker.log({"train/loss": float(10 * resumed + step)}, step)
-        tracker.close()
+        with open_tracker("tensorboard", tmp_path, {}, step=resumed) as callback:
+            for step in steps:
+                callback({"step": step, "loss": float(10 * resumed + step)}, tiny_model())
     assert scalars(tmp_path / "tensorboard") == {"train/loss": [(1, 1.0), (2, 2.0), (3, 23.0)]}
 
 
@@ -181,8 +182,8 @@ TWO_PARTS = """if True:
     from runs import TRAINING, tiny_model
     data, out, tracker, resume = sys.argv[1:]
     settings = TrainConfig(**{**TRAINING, "steps": 4, "late_update_step": 0})
-    train(tiny_model(), open_corpus(data), settings, Path(out), tracker=tracker, resume=resume == "yes", stop_at=
-          4 if resume == "yes" else 2)
+    part = {"resume": "latest", "stop_at": 4} if resume == "yes" else {"stop_at": 2}
+    train(tiny_model(), open_corpus(data), settings, Path(out), tracker=tracker, **part)
 """
 
 
@@ -225,8 +226,8 @@ def test_weights_and_biases_without_an_account_is_an_error_that_leaves_the_folde
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "run").mkdir()
-    with pytest.raises(CompressiveError, match=r"cannot begin: .* or set WANDB_MODE=offline"):
-        open_tracker("wandb", tmp_path / "run", {}, step=0)
+    with pytest.raises(CompressiveError, match=r"cannot start: .* or set WANDB_MODE=offline"):
+        open_tracker("wandb", tmp_path / "run", {}, step=0).__enter__()
     assert not list((tmp_path / "run").iterdir())
 
 
