@@ -22,7 +22,6 @@ from compressive_transformer.apps.serve import Limits
 from compressive_transformer.checkpoint import load, save
 from compressive_transformer.cli import COMMANDS, main
 from compressive_transformer.cli.inspect import Chosen, Frequency
-from compressive_transformer.cli.making import Resuming
 from compressive_transformer.cli.using import Measures, Sampling, Text
 from compressive_transformer.compression import COMPRESSIONS
 from compressive_transformer.data import Corpus, open_corpus, prepare
@@ -323,7 +322,7 @@ def test_help_shows_every_argument(command: Run, name: str) -> None:
     assert (done.code, done.err) == (0, "")
     function = COMMANDS[name]
     # Options that commands share, or that belong together.
-    groups = {"text": Text, "measures": Measures, "sampling": Sampling, "resuming": Resuming}
+    groups = {"text": Text, "measures": Measures, "sampling": Sampling}
     groups |= {"chosen": Chosen, "frequency": Frequency, "limits": Limits}
     for argument in function.__annotations__:
         if argument in groups:

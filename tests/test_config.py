@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from compressive_transformer.config import ModelConfig, TrainConfig
-from compressive_transformer.config.toml import from_mapping, read_settings, to_dict
+from compressive_transformer.config.toml import RENAMED, from_mapping, read_settings, to_dict, upgrade
 from compressive_transformer.errors import CompressiveError
 from small import configs, law
 
@@ -81,7 +81,7 @@ def test_an_impossible_model_is_refused_by_field_value_and_limit(fields, message
         ({"steps": 0}, r"^steps \(0\) must be 1 or more$"),
         ({"learning_rate": 0}, r"^learning_rate \(0.0\) must be more than 0$"),
         ({"learning_rate": math.nan}, r"^learning_rate \(nan\) must be more than 0$"),
-        ({"max_grad_norm": -1.0}, r"^clip \(-1.0\) must be more than 0$"),
+        ({"max_grad_norm": -1.0}, r"^max_grad_norm \(-1.0\) must be more than 0$"),
         ({"weight_decay": math.inf}, r"^weight_decay \(inf\) must be 0 or more$"),
         ({"seed": -1}, r"^seed \(-1\) must be 0 or more$"),
         ({"seed": 2**63}, r"^seed \(9223372036854775808\) must be less than 2\*\*63$"),
@@ -192,8 +192,22 @@ def test_a_table_gives_back_one_number_as_one_and_one_a_layer_as_a_list():
 def test_an_unknown_field_is_refused_with_the_nearest_name():
     with refuses(r"^small.toml: unknown field 'memory_lenght'; did you mean memory_length\?$"):
         from_mapping(ModelConfig, {"vocab_size": 2, "memory_lenght": 3}, "small.toml")
-    with refuses(r"^here: unknown field 'zzz'; known fields: steps, batch, "):
+    with refuses(r"^here: unknown field 'zzz'; known fields: steps, batch_size, "):
         from_mapping(TrainConfig, {"zzz": 3}, "here")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_means_a_field_of_today(old, new):
+    fields = {field.name for kind in (ModelConfig, TrainConfig) for field in dataclasses.fields(kind)}
+    assert new in fields
+    assert old not in fields
+    assert upgrade({old: 3}) == {new: 3}
+
+
+def test_an_old_file_is_read_as_a_new_one():
+    assert from_mapping(TrainConfig, {"batch": 8, "clip": 0.5}, "old") == TrainConfig(batch_size=8, max_grad_norm=0.5)
+    model = from_mapping(ModelConfig, {"vocab_size": 2, "compressed_scale": "matched"}, "old")
+    assert model == ModelConfig(vocab_size=2, compressed_scale="rms")
 
 
 def test_a_missing_field_and_a_wrong_value_are_refused_with_their_place():
@@ -209,7 +223,7 @@ def test_a_missing_field_and_a_wrong_value_are_refused_with_their_place():
 @pytest.fixture
 def toml(tmp_path):
     path = tmp_path / "small.toml"
-    path.write_text('[model]\nn_layers = 2\ncompression = "mean"\n[train]\nclip = 0.5\n', encoding="utf-8")
+    path.write_text('[model]\nn_layers = 2\ncompression = "mean"\n[train]\nmax_grad_norm = 0.5\n', encoding="utf-8")
     return path
 
 

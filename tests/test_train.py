@@ -741,7 +741,8 @@ def test_too_many_skipped_updates_in_a_row_end_the_run_at_its_last_checkpoint(co
     kept = {path.name for path in (tmp_path / "run" / "resume").iterdir()}
     hook = trainer.model.embedding.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(
-        CompressiveError, match=r"3 updates in a row were skipped, more than max_skipped_updates \(2\); the last: update skipped: grad"
+        CompressiveError,
+        match=r"3 updates in a row were skipped, .* \(2\); the last: update skipped: gradients",
     ):
         trainer.run(10, log, StopSignals())
     hook.remove()

@@ -1,4 +1,4 @@
-"""A run on disk: config.json, model.safetensors, tokenizer.json, and resume/ to go on from.
+"""Runs on disk: config.json, model.safetensors, tokenizer.json, and the checkpoints in resume/.
 
 Weights are safetensors and the rest is JSON; nothing is ever unpickled.
 """
@@ -30,7 +30,16 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def save(run: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer) -> None:
-    """Write what `load` reads into the folder `run`, each file whole or not at all."""
+    """Save a model and its tokenizer to a folder; each file is written atomically.
+
+    Args:
+        run: The folder, created if missing. It gets config.json, model.safetensors and tokenizer.json.
+        model: The model; parameters on any device, in any floating-point dtype.
+        tokenizer: The tokenizer of the corpus that the model was trained on.
+
+    Raises:
+        CompressiveError: If the file system refuses.
+    """
     run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     tokenizer.save(run / "tokenizer.json")
@@ -39,10 +48,17 @@ def save(run: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer) -
 
 
 def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
-    """The model, in evaluation mode on the CPU, and the tokenizer that a run holds.
+    """Load the model and the tokenizer of a run.
 
-    Raises CompressiveError where files are missing, damaged, pickled or do not fit the config, and where the run
-    needs a compression function that is not registered.
+    Args:
+        run: Folder of a run, written by `train` or `save`.
+
+    Returns:
+        The model, on the CPU and in evaluation mode, and the tokenizer.
+
+    Raises:
+        CompressiveError: If files are missing, damaged, pickled or do not fit the config, or if the run needs a
+            compression function that is not registered.
     """
     run = Path(run)
     if run.suffix in PICKLED:
@@ -62,14 +78,14 @@ def load(run: str | Path) -> tuple[CompressiveTransformer, Tokenizer]:
     try:
         with torch.device("meta"):
             model = CompressiveTransformer(config)
-    except CompressiveError as error:  # a compression function that nobody has registered
+    except CompressiveError as error:  # a compression function that is not registered
         raise CompressiveError(f"{run / 'config.json'}: {error}") from None
     model.load_state_dict(load_tensors(run / "model.safetensors", like=model.state_dict()), assign=True)
     return model.requires_grad_(True).eval(), tokenizer
 
 
 def load_config(run: str | Path) -> ModelConfig:
-    """The config of the model that a run holds. Raises CompressiveError where it is missing or damaged."""
+    """Load the model config of a run. Raises CompressiveError if it is missing or damaged."""
     path = Path(run) / "config.json"
     table = read_json(path)
     check_format(path, table)
@@ -79,23 +95,23 @@ def load_config(run: str | Path) -> ModelConfig:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors as safetensors, whole or not at all, with `metadata` in the header."""
-    own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    """Write tensors to a safetensors file atomically, with `metadata` in its header."""
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with atomic_file(path) as temporary:
         try:
-            save_file(own, temporary, None if metadata is None else dict(metadata))
+            save_file(contiguous, temporary, None if metadata is None else dict(metadata))
         except SafetensorError as error:  # a full disk, for example
             raise CompressiveError(f"{path}: cannot be written: {error}") from None
 
 
 def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU.
+    """Read the tensors of a safetensors file, on the CPU.
 
-    With `like`, names and shapes are compared with the file's header before anything is read, and all tensors
-    must have one floating-point dtype. Raises CompressiveError for a missing or damaged file and for the first
-    tensor that does not fit.
+    With `like`, names and shapes are checked against the header of the file before tensors are read, and all tensors
+    must have the same floating-point dtype. Raises CompressiveError if the file is missing or damaged, and for the
+    first tensor that does not fit.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         if like is not None:
             _compare(path, file, like)
         # Clones are aligned as PyTorch aligns; sums over tensors mapped from the file round in another order.
@@ -103,13 +119,13 @@ def load_tensors(path: Path, like: Mapping[str, Tensor] | None = None) -> dict[s
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata in the header of a safetensors file. Raises CompressiveError for a missing or damaged file."""
-    with _opened(path) as file:
+    """Read the metadata of a safetensors file. Raises CompressiveError if the file is missing or damaged."""
+    with _open(path) as file:
         return dict(file.metadata() or {})
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise CompressiveError(f"{path}: no such file")
     try:
@@ -120,28 +136,28 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, dtypes, shapes and values: whether tensors are the same to the bit."""
-    found = hashlib.sha256()
+    """Return the sha256 of names, dtypes, shapes and values: equal if and only if the tensors are bitwise equal."""
+    result = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        result.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        result.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return result.hexdigest()
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file's content."""
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all."""
+    """Write a value to a JSON file atomically."""
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file. Raises CompressiveError where there is none."""
+    """Read the object in a JSON file. Raises CompressiveError if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -154,7 +170,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_format(path: Path, table: Mapping[str, Any]) -> None:
-    """Raise CompressiveError unless the file says that it has the format that this version reads."""
+    """Raise CompressiveError unless a file has the format that this version reads."""
     if table.get("format") != FORMAT:
         raise CompressiveError(
             f"{path}: format {table.get('format')!r} is unknown to this version, which reads format {FORMAT}"

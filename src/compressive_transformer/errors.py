@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can mend, the one warning, and what imports optional libraries."""
+"""Exception and warning of the package, and the import of optional libraries."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 
 class CompressiveError(ValueError):
-    """What was wrong, what was expected and what to do, in one line.
+    """Invalid input: a config, a file, a prompt, or tensors that do not fit.
 
-    Raised for every mistake that comes from outside: a configuration, a file, a prompt, a call with
-    tensors that do not fit. The command line prints the message without a traceback and exits with 1.
+    The message is one line: what was wrong, what was expected and what to do. The command line prints it without a
+    traceback and exits with 1.
     """
 
 
 class CompressiveWarning(UserWarning):
-    """Something that is allowed but hardly meant: what it is and what to do instead."""
+    """Valid input that is probably a mistake; the message says what to do instead."""
 
 
 def optional(module: str, *, extra: str, purpose: str) -> Any:
-    """The module of an optional library that `purpose` needs.
+    """Import a module of an optional library that `purpose` needs.
 
-    Raises CompressiveError, with the command that installs `extra` of this package, where it is not installed.
+    Raises CompressiveError, with the command that installs `extra` of this package, if it is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -14,10 +14,9 @@ from .errors import CompressiveError
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what was written there takes its place at the end, flushed to disk.
+    """Yield a temporary path beside `path`; at the end it is flushed to disk and renamed to `path`.
 
-    Where the body fails, an earlier file at `path` stays as it was. Raises CompressiveError where the file
-    system refuses.
+    If the body raises, an earlier file at `path` is unchanged. Raises CompressiveError if the file system refuses.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
@@ -33,9 +32,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `path` at the end, its files flushed; nothing is left where the body fails.
+    """Yield a temporary folder; at the end its files are flushed to disk and it is renamed to `path`.
 
-    `path` must not exist, or be empty. Raises CompressiveError where the file system refuses.
+    If the body raises, nothing is left. `path` must not exist, or be empty. Raises CompressiveError if the file system
+    refuses.
     """
     # In the nearest folder that exists: on the same disk, and no parents are left behind after an error.
     parent = next(folder for folder in path.absolute().parents if folder.is_dir())
@@ -76,7 +76,7 @@ def locked(path: Path, message: str) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Wait until what was written to `path` is on disk."""
+    """Flush a file to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -85,6 +85,6 @@ def flush(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """Wait until the names in a folder are on disk, where the system can say so."""
+    """Flush the names in a folder to disk, on systems that support it."""
     if os.name == "posix":
         flush(path)

@@ -19,7 +19,7 @@ from ..errors import CompressiveError
 from ..evaluate import BORDERS, ByFrequency
 from ..generate.stream import Stream
 from ..model import CompressiveTransformer
-from ..train.log import new_bar
+from ..progress import Progress
 from .terminal import default_device, say
 
 Loaded = tuple[CompressiveTransformer, Tokenizer]
@@ -137,11 +137,8 @@ def _require_same_text(models: list[Loaded], content: str | bytes) -> None:
 
 
 def _inspect_all(models: list[Loaded], content: str | bytes, chosen: Chosen) -> list[Inspection]:
-    with new_bar() as bar:
-        task = bar.add_task("tokens", total=sum(len(Stream(*pair).encode(content)) for pair in models))
+    with Progress(sum(len(Stream(*pair).encode(content)) for pair in models)) as progress:
         return [
-            inspect_text(
-                *pair, content, tokens=chosen.token, spread=chosen.spread, progress=lambda read: bar.advance(task, read)
-            )
+            inspect_text(*pair, content, tokens=chosen.token, spread=chosen.spread, progress=progress.advance)
             for pair in models
         ]

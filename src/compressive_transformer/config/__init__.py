@@ -1,4 +1,4 @@
-"""What a model and a training run are made of: frozen dataclasses, checked once."""
+"""Configs of models and training runs: frozen dataclasses, validated on construction."""
 
 from .checks import check_range, check_types, shortened
 from .model import LayerMemory, ModelConfig, PerLayer

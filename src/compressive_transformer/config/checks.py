@@ -1,4 +1,4 @@
-"""Fields of configs hold what their annotations and ranges say."""
+"""Validation of config fields."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..errors import CompressiveError
 
 
 def check_types(config: Any) -> None:
-    """Raise CompressiveError where a field of a dataclass does not hold what its annotation says."""
+    """Raise CompressiveError if a field of a dataclass does not have the type of its annotation."""
     for name, expected in typing.get_type_hints(type(config)).items():
         value = getattr(config, name)
         if isinstance(expected, types.UnionType):
-            continue  # one number or one for each layer, see `_check_per_layer`
+            continue  # a number, or one per layer: see `_check_per_layer`
         choices = typing.get_args(expected)
         if typing.get_origin(expected) is tuple:
             if not isinstance(value, list | tuple) or any(type(number) is not choices[0] for number in value):
@@ -32,7 +32,7 @@ def check_types(config: Any) -> None:
 
 
 def check_range(config: Any, names: Sequence[str], *, low: float, high: float = float("inf")) -> None:
-    """Raise CompressiveError where one of the named fields is not in `low` .. `high`, or not a finite number."""
+    """Raise CompressiveError if one of the named fields is not a finite number in `low` .. `high`."""
     for name in names:
         value = getattr(config, name)
         if not low <= value < float("inf"):
@@ -42,6 +42,6 @@ def check_range(config: Any, names: Sequence[str], *, low: float, high: float = 
 
 
 def shortened(value: object) -> str:
-    """The value as a message shows it, which is one line that people can read."""
+    """Return the representation of a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:40]} ... ({len(text)} characters)"

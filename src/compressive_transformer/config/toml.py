@@ -1,4 +1,4 @@
-"""Configs from files and command lines, and as plain values for files."""
+"""Configs from TOML files and the command line, and as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RENAMED = {
     "update_period": "steps_per_update",
     "warmup": "warmup_steps",
 }
-"""Fields of configs that files written before 0.1.0 have under another name."""
+"""Old names of config fields, in files written before 0.1.0."""
 
 
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config under the names and with the values of today.
+    """Return the fields of a config with their current names and values.
 
-    Files of earlier versions are read here and nowhere else.
+    This is the only place that knows earlier versions of config files.
     """
     upgraded = {RENAMED.get(name, name): value for name, value in values.items()}
     if upgraded.get("compressed_scale") == "matched":
@@ -44,9 +44,9 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_mapping(kind: type[C], values: Mapping[str, Any], where: str) -> C:
-    """The config of class `kind` that a table of plain values describes.
+    """Return the config of class `kind` with the given values; `where` names their source in messages.
 
-    `where` names the source in messages. Raises CompressiveError for unknown and for missing fields.
+    Raises CompressiveError for unknown and missing fields, and for invalid values.
     """
     fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
     values = upgrade(values)
@@ -66,9 +66,9 @@ def from_mapping(kind: type[C], values: Mapping[str, Any], where: str) -> C:
 
 
 def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """The tables `model` and `train` of a TOML file, with `section.field=value` overrides laid over them.
+    """Read the tables `model` and `train` of a TOML file, and apply `section.field=value` overrides.
 
-    Raises CompressiveError for a file that cannot be read, an unknown table or a malformed override.
+    Raises CompressiveError for an unreadable file, an unknown table or a malformed override.
     """
     tables = read_toml(path)
     for name, table in tables.items():
@@ -80,7 +80,7 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[s
 
 
 def override(settings: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-    """Lay `section.field=value` overrides over tables. Raises CompressiveError for a malformed one."""
+    """Apply `section.field=value` overrides to tables. Raises CompressiveError for a malformed override."""
     for text in overrides:
         target, equals, value = text.partition("=")
         section, dot, name = target.partition(".")
@@ -91,7 +91,7 @@ def override(settings: dict[str, dict[str, Any]], overrides: Sequence[str]) -> N
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises CompressiveError where it cannot be read."""
+    """Read a TOML file. Raises CompressiveError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -106,13 +106,13 @@ def _parse_value(text: str) -> Any:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The fields of a config, a dataclass, as plain values, ready for JSON; `from_mapping` reads them back."""
+    """Return the fields of a config as plain values for JSON; `from_mapping` is the inverse."""
     fields = dataclasses.asdict(config)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 def with_defaults(config: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier version stored of such a config, a dataclass; fields that are newer are at their defaults."""
+    """Return stored values of a config under current names; newer fields get their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
     return {**{name: value for name, value in plain.items() if value is not dataclasses.MISSING}, **upgrade(stored)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,12 +15,10 @@ from torch import Tensor
 from ..errors import CompressiveError
 from ..files import atomic_file
 from ..model import CompressiveTransformer
+from ..progress import Progress
 from .distributed import Processes
 from .optimizer import Update
 from .step import StepLosses
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
 
 Callback = Callable[[dict[str, Any], CompressiveTransformer], bool | None]
 """Function of an entry of the log before it is written, to which it may add plain values, and the model, which it may
@@ -63,25 +62,6 @@ class Averages:
         }
 
 
-def new_bar() -> Bar:
-    """Return a progress bar on stderr with the remaining time; it shows nothing if stderr is not a terminal."""
-    # An import that only users of a bar pay for.
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    columns = (
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    return Bar(*columns, console=console, disable=not console.is_terminal)
-
-
 class Log:
     """Log of a run: entries go to the callbacks, to log.jsonl in the run's folder, and to the console.
 
@@ -102,21 +82,17 @@ class Log:
         """`step` is the step that the run resumes from, `last` that at which it ends."""
         self.model, self.processes, self.callbacks = model, processes, callbacks
         self.path, self.step, self.last = out / "log.jsonl", step, last
-        self.stopped = False
+        self.stack, self.stopped = ExitStack(), False
         """True if a callback has stopped the run, the same in all processes."""
 
     def __enter__(self) -> Self:
         if self.processes.is_main:
-            self.file = self.path.open("a", encoding="utf-8")
-            self.bar = new_bar()
-            self.task = self.bar.add_task("", total=self.last, completed=self.step)
-            self.bar.start()
+            self.file = self.stack.enter_context(self.path.open("a", encoding="utf-8"))
+            self.progress = self.stack.enter_context(Progress(self.last, unit="steps", completed=self.step))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.processes.is_main:
-            self.bar.stop()
-            self.file.close()
+        self.stack.close()
 
     def write(self, entry: dict[str, Any]) -> None:
         """Log an entry, which has a `step`. Raises CompressiveError if it holds more than plain values."""
@@ -137,11 +113,10 @@ class Log:
         self.file.write(line)
         self.file.flush()
         text = _summary(entry)
-        if "loss" in entry and self.bar.console.is_terminal:
-            self.bar.update(self.task, completed=entry["step"], description=text)
+        if "loss" in entry and self.progress.has_bar:
+            self.progress.update(entry["step"], text)
         else:
-            line = f"step {entry['step']}/{self.last}  {text}"
-            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.progress.print(f"step {entry['step']}/{self.last}  {text}")
 
 
 def truncate_log(path: Path, step: int) -> None:

@@ -33,4 +33,5 @@ class StopSignals:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
-        print("stopping after this step, with a checkpoint; a second signal stops immediately", file=sys.stderr, flush=True)
+        text = "stopping after this step, with a checkpoint; a second signal stops immediately"
+        print(text, file=sys.stderr, flush=True)
