@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.data import Corpus
@@ -50,6 +56,9 @@ TRAINING = {
     "keep_checkpoints": 1,
 }
 
+# For runs that sum in another order: AdamW turns the rounding of a gradient near zero into a step of this size.
+SLOW = {"learning_rate": 1e-3, "compression_learning_rate": 1e-4}
+
 
 def write_books(folder: Path) -> Path:
     sample = files("compressive_transformer.apps.demo") / "sample"
@@ -88,3 +97,50 @@ def log_of(run: Path) -> list[dict[str, Any]]:
     for line in lines:
         line.pop("tokens_per_second", None)
     return lines
+
+
+def in_processes(world: int, work: Callable[[], object]) -> None:
+    """Call `work` in each of `world` processes, with the environment of torchrun.
+
+    They are forked: a new interpreter would import PyTorch for seconds.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+    def begin(rank: int) -> None:
+        os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+        work()
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=begin, args=(rank,), daemon=True) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0] * world
+
+
+def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(actual[name], tensor), name
+
+
+def assert_same_run(actual: Path, expected: Path) -> None:
+    """The same parameters, optimizer, memory, random state, position and log, to the bit."""
+    assert sorted(file.name for file in actual.iterdir()) == sorted(file.name for file in expected.iterdir())
+    point, other = (next((run / "resume").iterdir()) for run in (actual, expected))
+    for name in ("training.safetensors", "process-0.safetensors"):
+        assert_same_tensors(load_file(point / name), load_file(other / name))
+    assert (point / "state.json").read_text() == (other / "state.json").read_text()
+    assert log_of(actual) == log_of(expected)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (actual / name).read_bytes() == (expected / name).read_bytes()
+
+
+def assert_close_parameters(
+    actual: CompressiveTransformer, expected: CompressiveTransformer, tolerance: float = 1e-6
+) -> None:
+    for (name, one), other in zip(actual.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")

@@ -184,7 +184,7 @@ def test_a_config_is_what_its_table_describes(config):
     assert json.loads(json.dumps(to_dict(config))) == to_dict(config)
 
 
-def test_a_table_gives_back_one_number_as_one_and_one_a_layer_as_a_list():
+def test_a_table_holds_one_number_or_a_list_with_one_per_layer():
     table = to_dict(ModelConfig(vocab_size=2, n_layers=2, memory_length=(0, 5), compressed_length=[1, 2]))
     assert (table["memory_length"], table["compressed_length"], table["compression_rate"]) == ([0, 5], [1, 2], 4)
 
@@ -197,7 +197,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_name():
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_name_means_a_field_of_today(old, new):
+def test_an_old_name_means_a_current_field(old, new):
     fields = {field.name for kind in (ModelConfig, TrainConfig) for field in dataclasses.fields(kind)}
     assert new in fields
     assert old not in fields

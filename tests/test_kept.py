@@ -69,7 +69,7 @@ def test_files_of_a_release_say_what_they_said_then(release: Path) -> None:
 
 
 @each_release
-def test_a_checkpoint_of_a_release_is_gone_on_from(release: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_release_can_be_resumed(release: Path, tmp_path: Path) -> None:
     shutil.copytree(release / "run", tmp_path / "run")
     (point,) = ResumePoint.find_all(tmp_path / "run")
     state = point.state()

@@ -47,14 +47,14 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[bool]:
 # --- the schedule ---
 
 
-def test_the_rate_rises_in_a_line_from_the_edge_to_its_peak_at_the_end_of_warmup() -> None:
+def test_the_rate_rises_linearly_to_its_peak_at_the_end_of_warmup() -> None:
     for step in range(1, 21):
         assert scheduled(CONFIG, step, 1e-2) == pytest.approx(1e-4 + (1e-2 - 1e-4) * step / 20)
     assert scheduled(CONFIG, 20, 1e-2) == pytest.approx(1e-2)
     assert max(scheduled(CONFIG, step, 1e-2) for step in range(1, 101)) == scheduled(CONFIG, 20, 1e-2)
 
 
-def test_a_cosine_leads_the_rate_back_to_the_edge_at_the_last_step() -> None:
+def test_a_cosine_decays_the_rate_to_the_minimum_at_the_last_step() -> None:
     rates = [scheduled(CONFIG, step, 1e-2) for step in range(20, 101)]
     assert rates == sorted(rates, reverse=True)
     assert rates[40] == pytest.approx((1e-2 + 1e-4) / 2)  # half way
@@ -71,12 +71,12 @@ def test_warmup_may_be_nothing_or_all(steps: int, warmup_steps: int) -> None:
     assert rates[-1] == pytest.approx(1e-2 if warmup_steps == steps else 1e-6)
 
 
-def test_a_peak_below_the_edge_is_never_exceeded() -> None:
+def test_a_peak_below_the_minimum_is_never_exceeded() -> None:
     assert {scheduled(CONFIG, step, 0.0) for step in (1, 10, 20, 50, 100)} == {0.0}
     assert {scheduled(CONFIG, step, 5e-5) for step in (1, 10, 20, 50, 100)} == {5e-5}
 
 
-def test_each_half_has_a_rate_of_its_own_under_one_schedule() -> None:
+def test_both_halves_have_one_schedule_with_different_peaks() -> None:
     model = tiny_model()
     config = TrainConfig(steps=10, warmup_steps=4, learning_rate=1e-2, compression_learning_rate=1e-3)
     optimizer = Optimizer(model, config)
@@ -137,7 +137,7 @@ def test_without_gradient_matrices_decay_and_vectors_do_not() -> None:
 
 
 @pytest.mark.parametrize("setting", ["max_grad_norm", "weight_decay"])
-def test_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(setting: str) -> None:
+def test_a_setting_of_one_half_never_changes_the_other(setting: str) -> None:
     plain, network, own = tiny_model(), tiny_model(), tiny_model()
     updated(plain)
     updated(network, **{setting: 0.05})
@@ -148,7 +148,7 @@ def test_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(setting: str) -
         assert all(same(halves(changed)[1 - half], halves(plain)[1 - half]))
 
 
-def test_each_half_is_clipped_to_a_norm_of_its_own_and_told_before() -> None:
+def test_each_half_is_clipped_to_its_norm_and_reports_the_norm_before() -> None:
     model = tiny_model()
     optimizer = Optimizer(model, TrainConfig(max_grad_norm=0.5, compression_max_grad_norm=0.25))
     seen: list[float] = []
@@ -182,7 +182,7 @@ def test_a_compression_function_without_parameters_needs_no_group() -> None:
 # --- Muon ---
 
 
-def test_muon_takes_the_matrices_of_attention_and_feed_forward_networks_and_adamw_all_else() -> None:
+def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     model = tiny_model(compression_loss="auto-encoding", compressed_position="unit")
     optimizer = Optimizer(model, TrainConfig(optimizer="muon"))
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -201,7 +201,7 @@ def test_muon_takes_the_matrices_of_attention_and_feed_forward_networks_and_adam
     assert set(Optimizer(model, TrainConfig()).optimizers) == {"adam"}
 
 
-def test_an_update_with_muon_is_that_of_both_optimisers_called_by_hand() -> None:
+def test_an_update_with_muon_is_that_of_both_optimizers_called_by_hand() -> None:
     model, other = tiny_model(), tiny_model()
     config = TrainConfig(
         optimizer="muon",
@@ -239,7 +239,7 @@ def test_an_update_with_muon_is_that_of_both_optimisers_called_by_hand() -> None
 
 
 @pytest.mark.parametrize("setting", ["learning_rate", "max_grad_norm", "weight_decay"])
-def test_under_muon_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(setting: str) -> None:
+def test_with_muon_a_setting_of_one_half_never_changes_the_other(setting: str) -> None:
     plain, network, own = tiny_model(), tiny_model(), tiny_model()
     updated(plain, optimizer="muon")
     updated(network, optimizer="muon", **{setting: 0.05})
@@ -253,7 +253,7 @@ def test_under_muon_a_setting_of_one_half_leaves_the_other_alone_to_the_bit(sett
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_an_optimiser_goes_on_from_its_tensors_to_the_bit(kind: Any) -> None:
+def test_an_optimizer_is_restored_to_the_bit(kind: Any) -> None:
     model, other = tiny_model(), tiny_model()
     config = replace(CONFIG, optimizer=kind)
     optimizer = Optimizer(model, config)

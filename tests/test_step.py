@@ -62,7 +62,7 @@ def test_a_step_under_bptt_is_one_update_from_all_targets_of_its_segments(
 
 
 @pytest.mark.usefixtures("double")
-def test_parts_of_a_window_do_not_change_it(corpus: Corpus, tmp_path: Path) -> None:
+def test_micro_batches_do_not_change_a_window(corpus: Corpus, tmp_path: Path) -> None:
     whole = tiny_run(corpus, tmp_path / "whole", model=BPTT, **SETTINGS)
     parts = tiny_run(corpus, tmp_path / "parts", model=BPTT, micro_batches=2, **SETTINGS)
     for (name, one), other in zip(parts.named_parameters(), whole.parameters(), strict=True):
@@ -100,7 +100,7 @@ def test_a_document_that_begins_inside_a_window_cuts_the_gradient(corpus: Corpus
         assert bool(gradient is not None and gradient.any()) != begins
 
 
-def test_parts_hold_all_lanes_once_and_the_targets_of_all(corpus: Corpus) -> None:
+def test_micro_batches_hold_all_lanes_once_and_the_targets_of_all(corpus: Corpus) -> None:
     stream = endless(corpus)
     segments = [next(stream) for _ in range(2)]
     parts = split_micro_batches(segments, 2)
