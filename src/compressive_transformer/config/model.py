@@ -1,4 +1,4 @@
-"""What a model is made of."""
+"""Config of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import CompressiveError
 from .checks import check_range, check_types, shortened
 
 PerLayer = int | tuple[int, ...]
-"""One number for all layers, or one for each, the first layer's first."""
+"""One number for all layers, or one per layer, from the first to the last."""
 
 
 class LayerMemory(NamedTuple):
@@ -24,56 +24,58 @@ class LayerMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and memory of a Compressive Transformer (Rae et al. 2019, Sec. 3).
+    """Sizes, memory and variants of a Compressive Transformer (Rae et al. 2019, Sec. 3).
 
-    Lengths of memory and the rate are one number, or a list with one for each layer, since not every layer needs a
-    long memory ("Do Transformers Need Deep Long-Range Memory?", Rae and Razavi 2020); `of_layer` gives a layer's own.
+    The main fields are `d_model`, `n_layers` and `n_heads` of the network; `segment_length`, `memory_length` and
+    `compressed_length` of its memory; `compression_rate`, and `compression`, the compression function f_c. Memory
+    lengths and rates are one number, or a list with one per layer, since not every layer needs a long memory ("Do
+    Transformers Need Deep Long-Range Memory?", Rae and Razavi 2020).
 
-    Raises CompressiveError that names the field, its value and the valid range.
+    Raises CompressiveError, with the field, its value and the valid range, if a value is invalid.
     """
 
     vocab_size: int
-    """Number of token ids, the start id of documents included."""
+    """Number of token ids, including the start id of documents."""
     d_model: int = 512
-    """Width of a hidden state, in numbers."""
+    """Width of hidden states."""
     n_layers: int = 8
-    """Number of blocks; each has a memory and a compression function of its own."""
+    """Number of layers; each has its memory and its compression function."""
     n_heads: int = 8
-    """Attention heads of a block; must divide d_model."""
+    """Number of attention heads; must divide `d_model`."""
     d_ff: int = 0
-    """Width inside the feed-forward network, in numbers; 0 stands for four times d_model."""
+    """Width of the hidden layer of feed-forward networks; 0 for 4 · `d_model`."""
     segment_length: int = 512
-    """Tokens between two commits (the paper's n_s)."""
+    """Tokens between two commits to memory (n_s in the paper)."""
     memory_length: PerLayer = 512
-    """Slots of recent memory in a layer, one hidden state each (n_m)."""
+    """Slots of recent memory per layer, one hidden state each (n_m)."""
     compressed_length: PerLayer = 512
-    """Slots of compressed memory in a layer (n_cm); 0 makes a Transformer-XL."""
+    """Slots of compressed memory per layer (n_cm); 0 for a Transformer-XL."""
     compression_rate: PerLayer = 4
-    """Hidden states that one compressed slot replaces (c)."""
+    """Hidden states per compressed slot (c)."""
     compression: str = "conv-overlap"
     """Name of the compression function f_c in `COMPRESSIONS`: conv (the best of the paper), conv-overlap, mean, max,
-    dilated, most-used, attention or one of your own."""
+    dilated, most-used, attention, or a registered one."""
     compression_heads: int = 1
-    """Learned queries of a compression function that has them (attention); must divide d_model."""
+    """Number of learned queries of the compression function "attention"; must divide `d_model`."""
     compression_loss: Literal["attention", "auto-encoding", "bptt", "none"] = "attention"
-    """What trains f_c: attention reconstruction (Algorithm 2), auto-encoding, the task loss through compressed
-    memory (bptt), or nothing."""
+    """Loss that trains f_c: attention reconstruction (Algorithm 2), auto-encoding, the task loss backpropagated through
+    compressed memory (bptt), or none."""
     position: Literal["relative", "rotary"] = "relative"
-    """How attention knows places: sinusoids of distances (Transformer-XL) or rotated queries and keys (RoFormer)."""
+    """Position encoding: sinusoids of relative distances (Transformer-XL) or rotary (RoFormer)."""
     compressed_scale: Literal["rms", "free"] = "rms"
-    """Size of compressed states: the root mean square of what they replace, or what f_c makes it, as in the paper."""
+    """Scale of compressed states: the root mean square of the states they replace, or as f_c returns them (the paper)."""
     compressed_position: Literal["span", "unit"] = "span"
-    """Where a compressed slot stands: at the mean of the tokens that it replaces, or one step a slot."""
+    """Position of a compressed slot: the mean of the tokens it replaces, or one step per slot."""
     norm: Literal["pre", "post"] = "pre"
     """Layer norm before each sub-layer, or after it as in the paper's Algorithm 1."""
     empty_slots: Literal["masked", "zeros"] = "masked"
-    """Slots that nothing has filled yet: not attended, or attended as zero states as the paper does."""
+    """Slots not filled yet: masked in attention, or attended as zero states (the paper)."""
     dropout: float = 0.0
-    """Share of numbers dropped from embeddings and from what each sub-layer adds, in [0, 1)."""
+    """Dropout probability of embeddings and sub-layer outputs, in [0, 1)."""
     adaptive_cutoffs: tuple[int, ...] = ()
-    """Ids at which the clusters of adaptive input and softmax begin, the first excepted; none: a plain embedding."""
+    """Ids at which the clusters of adaptive input and softmax begin, except the first; empty for a plain embedding."""
     adaptive_factor: int = 4
-    """How many times narrower the rows of each further cluster are."""
+    """Factor by which the embedding width shrinks from cluster to cluster."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -81,7 +83,7 @@ class ModelConfig:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
         one_or_more = ("vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "segment_length")
         check_range(self, (*one_or_more, "compression_heads"), low=1)
-        # Beyond any machine; so that a file that says more is refused before anything is made.
+        # Beyond any machine: a file with larger sizes is rejected before anything is allocated.
         check_range(self, ("vocab_size", "segment_length"), low=1, high=2**31)
         check_range(self, ("d_model", "n_heads", "d_ff"), low=1, high=2**22)
         check_range(self, ("n_layers",), low=1, high=10_000)
@@ -131,22 +133,22 @@ class ModelConfig:
 
     @property
     def temporal_range(self) -> int:
-        """Tokens that can reach a prediction through memory: n_m + c · n_cm, summed over layers (Sec. 3.3)."""
+        """Tokens that can reach a prediction through memory: n_m + c · n_cm summed over layers (Sec. 3.3)."""
         layers = map(self.of_layer, range(self.n_layers))
-        return sum(own.memory_length + own.compression_rate * own.compressed_length for own in layers)
+        return sum(sizes.memory_length + sizes.compression_rate * sizes.compressed_length for sizes in layers)
 
     @property
     def attention_width(self) -> float:
-        """States that a token at the end of a segment attends to: n_cm + n_m + n_s; what attention costs.
+        """States that the last token of a segment attends to, n_cm + n_m + n_s: the cost of attention.
 
-        Where layers differ the mean over layers, so that equal widths still cost the same.
+        The mean over layers, so that configs of equal width cost the same.
         """
         layers = map(self.of_layer, range(self.n_layers))
-        return self.segment_length + mean(own.compressed_length + own.memory_length for own in layers)
+        return self.segment_length + mean(sizes.compressed_length + sizes.memory_length for sizes in layers)
 
 
 def _check_per_layer(config: ModelConfig, name: str, *, low: int, high: int) -> None:
-    """Raise CompressiveError where a field is neither one int nor one for each layer; a list becomes a tuple."""
+    """Raise CompressiveError if a field is neither an int nor one int per layer; convert a list to a tuple."""
     given = getattr(config, name)
     numbers = tuple(given) if isinstance(given, list | tuple) else (given,)
     wanted = f"one for each of the n_layers ({config.n_layers}) layers"
