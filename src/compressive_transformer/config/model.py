@@ -63,7 +63,7 @@ class ModelConfig:
     position: Literal["relative", "rotary"] = "relative"
     """Position encoding: sinusoids of relative distances (Transformer-XL) or rotary (RoFormer)."""
     compressed_scale: Literal["rms", "free"] = "rms"
-    """Scale of compressed states: the root mean square of the states they replace, or as f_c returns them (the paper)."""
+    """Scale of compressed states: the root mean square of the states they replace, or free, as in the paper."""
     compressed_position: Literal["span", "unit"] = "span"
     """Position of a compressed slot: the mean of the tokens it replaces, or one step per slot."""
     norm: Literal["pre", "post"] = "pre"

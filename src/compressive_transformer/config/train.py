@@ -14,9 +14,9 @@ from .model import ModelConfig
 class TrainConfig:
     """Settings of a training run; the schedule is the paper's (Sec. 4 and 5.5.1).
 
-    The main ones are `steps`, `batch_size` (lanes, each of which reads one segment a step), `learning_rate` and
-    `warmup_steps` of the network, `compression_learning_rate` of the compression functions, and `precision`. Fields that
-    end in `_every` are intervals in steps.
+    The main fields are `steps`, `batch_size` (lanes, each of which reads one segment a step), `learning_rate` and
+    `warmup_steps` of the network, `compression_learning_rate` of the compression functions, and `precision`. Fields
+    that end in `_every` are intervals in steps.
 
     Raises CompressiveError, with the field, its value and the valid range, if a value is invalid.
     """

@@ -162,10 +162,8 @@ class Trainer:
 
     def validate(self) -> Evaluation:
         """Score the validation split, and save the model if it is the best so far."""
-        processes = self.processes
-        batch_size = max(self.config.batch_size, processes.world)
-        model = unshard(self.model)
-        result = evaluate(model, self.validation, batch_size=batch_size, rank=processes.rank, world=processes.world)
+        model, processes, size = unshard(self.model), self.processes, self.config.batch_size
+        result = evaluate(model, self.validation, batch_size=size, rank=processes.rank, world=processes.world)
         score, best = result.total.bits_per_byte, self.counters.best
         if math.isfinite(score) and (best is None or score < best):
             self.counters.best = score
