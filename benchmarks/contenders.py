@@ -120,14 +120,14 @@ class Ours(Contender):
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        self.distances = PositionCache()
+        self.cache = PositionCache()
 
     def build(self) -> nn.Module:
         return CompressiveTransformer(self.work.config)
 
     def train(self) -> None:
         super().train()
-        self.distances = PositionCache()  # weights have changed
+        self.cache = PositionCache()  # weights have changed
 
     def full_memory(self, batch: int) -> Memory:
         return full_memory(self.model, batch)
@@ -138,7 +138,7 @@ class Ours(Contender):
 
     def read(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, Memory, Tensor]:
         # Kept while weights stay, as `evaluate` does.
-        output = self.model(tokens, memory, distances=None if torch.is_grad_enabled() else self.distances)
+        output = self.model(tokens, memory, position_cache=None if torch.is_grad_enabled() else self.cache)
         return output.logits, output.memory, output.compression_loss
 
     def decoder(self, batch: int, at: int) -> Step:

@@ -51,8 +51,7 @@ def step(model: ct.CompressiveTransformer, memory: ct.Memory, seed: int) -> ct.M
 def peak(checkpointing: bool) -> float:
     """MiB that this process gains in two steps over what it held before the first."""
     model = build("relative", layers=8)
-    for block in model.blocks:
-        block.gradient_checkpointing = checkpointing
+    model.gradient_checkpointing = int(checkpointing)
     memory, before = model.empty_memory(16), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed in range(2):
         memory = step(model, memory, seed)
@@ -80,14 +79,14 @@ def ratio(position: str) -> float:
 @torch.no_grad()
 def kept(work: str, batch: int, tokens: int) -> float:
     """CPU time of reading tokens with distances that are kept, over that of projecting them each time."""
-    model, distances = ct.CompressiveTransformer(WORKS[work].config).eval(), PositionCache()
+    model, cache = ct.CompressiveTransformer(WORKS[work].config).eval(), PositionCache()
     memory, text = full_memory(model, batch), next(segments(batch, WORKS[work].segment_length))[0][:, :tokens]
     ratios = []
     for _ in range(STEPS + 2):
         times = []
-        for way in (None, distances):
+        for way in (None, cache):
             begin = time.process_time()
-            model(text, memory, distances=way)
+            model(text, memory, position_cache=way)
             times.append(time.process_time() - begin)
         ratios.append(times[1] / times[0])
     return median(ratios[2:])

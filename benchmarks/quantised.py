@@ -14,16 +14,9 @@ from pathlib import Path
 
 import torch
 
-from compressive_transformer import (
-    CachedDecoder,
-    CompressiveTransformer,
-    Split,
-    Tokenizer,
-    load,
-    open_corpus,
-    truncate_split,
-)
-from compressive_transformer.generate import PRECISIONS, Precision
+from compressive_transformer import CompressiveTransformer, Split, Tokenizer, load, open_corpus
+from compressive_transformer.evaluate import truncate_split
+from compressive_transformer.generate import PRECISIONS, CachedDecoder, Precision
 
 
 def decoded_nats(model: CompressiveTransformer, split: Split, precision: Precision) -> float:

@@ -84,9 +84,10 @@ def full_memory(model: CompressiveTransformer, batch: int) -> Memory:
     config, empty = model.config, model.empty_memory(batch)
     seen = torch.full((batch,), -(-config.temporal_range // config.segment_length) * config.segment_length)
     filled = [[int(count[0]) for count in SlotLayout.of(config, n).filled(seen)] for n in range(config.n_layers)]
-    assert filled == [[own.compressed_length, own.memory_length] for own in map(config.of_layer, range(len(filled)))]
-    compressed, recent = (tuple(map(torch.randn_like, tier)) for tier in (empty.compressed, empty.recent))
-    return replace(empty, seen=seen, compressed=compressed, recent=recent)
+    assert filled == [
+        [sizes.compressed_length, sizes.memory_length] for sizes in map(config.of_layer, range(len(filled)))
+    ]
+    return Memory(seen, tuple(layer.map(torch.randn_like) for layer in empty.layers))
 
 
 def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
@@ -98,12 +99,12 @@ def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
     with torch.device("meta"):
         model = CompressiveTransformer(config)
         tokens = torch.zeros(batch, config.segment_length, dtype=torch.int64)
-    memory, distances = full_memory(model, batch), None if training else PositionCache()
+    memory, cache = full_memory(model, batch), None if training else PositionCache()
     with torch.set_grad_enabled(training):
-        if distances is not None:
-            model(tokens, memory, distances=distances)
+        if cache is not None:
+            model(tokens, memory, position_cache=cache)
         with FlopCounterMode(display=False) as counter:
-            output = model(tokens, memory, distances=distances)
+            output = model(tokens, memory, position_cache=cache)
             if training:
                 (next_token_loss(output.logits, tokens) + output.compression_loss).backward()
     return counter.get_total_flops() / 2 / tokens.numel()

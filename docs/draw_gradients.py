@@ -33,9 +33,12 @@ def measured(loss: Literal["attention", "bptt"]) -> dict[str, bool]:
     tokens = torch.randint(0, 256, (1, 17))
     read = model(tokens[:, :12])  # enough for a commit that evicts
     output = model(tokens[:, 12:16], read.memory)
+    layers = read.memory.layers
     found = {
-        "memory keeps recent states in the graph": any(state.requires_grad for state in read.memory.recent),
-        "memory keeps compressed states in the graph": any(state.requires_grad for state in read.memory.compressed),
+        "memory keeps recent states in the graph": any(layer.recent.requires_grad for layer in layers),
+        "memory keeps compressed states in the graph": any(
+            layer.compressed.requires_grad for layer in read.memory.layers
+        ),
     }
     losses = {"task": next_token_loss(output.logits, tokens[:, 13:]), "compression": read.compression_loss}
     for name, value in losses.items():

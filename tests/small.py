@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from compressive_transformer.config import LayerMemory, ModelConfig
+from compressive_transformer.config import LayerSizes, ModelConfig
 from compressive_transformer.memory import Memory, SlotLayout
 from compressive_transformer.model import CompressiveTransformer
 
@@ -52,7 +52,7 @@ def small_config(**fields: object) -> ModelConfig:
 
 def of_layers(n_layers: int) -> st.SearchStrategy[ModelConfig]:
     """Configs whose lengths of memory and rates are one number or one for each layer."""
-    own = {name: lengths[name] | st.tuples(*[lengths[name]] * n_layers) for name in LayerMemory._fields}
+    own = {name: lengths[name] | st.tuples(*[lengths[name]] * n_layers) for name in LayerSizes._fields}
     drawn = st.builds(small_config, n_layers=st.just(n_layers), **{**lengths, **own}, **variants)
     return drawn.filter(lambda config: config.compression != "conv-overlap" or all(_pairs_fit(config)))
 
@@ -146,11 +146,11 @@ def assert_same_memory(
     """Equal in all that a later call can see, and in unfilled slots too."""
     assert actual.seen.tolist() == expected.seen.tolist()
     width = int(SlotLayout.of(model.config, 0).pending(actual.seen).max())
-    for tier in ("compressed", "recent", "pending"):
-        pairs = zip(getattr(actual, tier), getattr(expected, tier), strict=True)
-        for one, other in pairs:
-            one, other = (one[:, :width], other[:, :width]) if tier == "pending" else (one, other)
-            assert_close(one, other, tolerance)
-    recent = [states.shape[1] for states in actual.recent]
-    for one, other, length in zip(actual.usage, expected.usage, recent if actual.usage else [], strict=True):
-        assert_close(one[:, : length + width], other[:, : length + width], tolerance)
+    for one, other in zip(actual.layers, expected.layers, strict=True):
+        assert_close(one.compressed, other.compressed, tolerance)
+        assert_close(one.recent, other.recent, tolerance)
+        assert_close(one.pending[:, :width], other.pending[:, :width], tolerance)
+        assert (one.usage is None) == (other.usage is None)
+        if one.usage is not None:
+            length = one.recent.shape[1] + width
+            assert_close(one.usage[:, :length], other.usage[:, :length], tolerance)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compressive_transformer.attention import cpu as headwise
-from compressive_transformer.attention import masked_attention, relative, relative_attention, rotated
-from compressive_transformer.attention.positions import rotary_positions
+from compressive_transformer.attention import cpu, masked_attention, relative_attention, rotated
+from compressive_transformer.attention.positions import relative_positions, rotary_positions
+from compressive_transformer.attention.relative import plain_scores
 from reference import sinusoid
-from small import assert_close, random_tokens, small_model
+from small import assert_close, layered, random_tokens, small_model
 
 
 def random_problem(*, step=3, per_lane=True, seed=0):
@@ -99,7 +99,7 @@ def test_blocks_of_queries_change_neither_output_nor_gradients_nor_what_is_obser
         return [mixed, *torch.autograd.grad(mixed.square().sum(), tensors_of(problem)), *told]
 
     expected = step_of(masked_attention)
-    monkeypatch.setattr(headwise, "BLOCK", block)
+    monkeypatch.setattr(cpu, "BLOCK", block)
     for ours, theirs in zip(step_of(relative_attention), expected, strict=True):
         assert_close(ours, theirs)
 
@@ -159,7 +159,7 @@ def test_an_observer_sees_the_weights_that_mix_the_values_and_changes_nothing(fo
 @pytest.mark.parametrize("block", [2, 128])
 @pytest.mark.parametrize("fields", [{}, {"compressed_position": "unit"}, {"segment_length": 7}], ids=str)
 def test_a_whole_model_is_the_same_with_either_form(fields, block, monkeypatch):
-    monkeypatch.setattr(headwise, "BLOCK", block)
+    monkeypatch.setattr(cpu, "BLOCK", block)
     model, tokens = small_model(**fields), random_tokens(2, 50)
 
     def step():
@@ -169,7 +169,8 @@ def test_a_whole_model_is_the_same_with_either_form(fields, block, monkeypatch):
         return [output.logits, *torch.autograd.grad(loss, list(model.parameters()))]
 
     ours = step()
-    monkeypatch.setattr(relative, "relative_attention", masked_attention)
+    for block in model.blocks:
+        block.attention.kernel = masked_attention
     for one, other in zip(ours, step(), strict=True):
         assert_close(one, other)
 
@@ -232,7 +233,7 @@ def test_rotary_attention_has_projections_and_nothing_else():
 def test_an_observer_sees_the_weights_of_rotary_attention_and_changes_nothing():
     model, told = small_model(position="rotary", n_layers=1), []
     attention, memory = model.blocks[0].attention, model(random_tokens(2, 22)).memory
-    slots = torch.cat([memory.compressed[0], memory.recent[0], torch.randn(2, 4, 8).double()], dim=1)
+    slots = torch.cat([memory.layers[0].compressed, memory.layers[0].recent, torch.randn(2, 4, 8).double()], dim=1)
     positions = rotary_positions(
         model.config,
         model.layouts[0],
@@ -250,3 +251,32 @@ def test_an_observer_sees_the_weights_of_rotary_attention_and_changes_nothing():
         assert not weights[positions.mask.expand_as(weights).isinf()].any()
     heads = [weights @ values[:, :, head] for head, weights in enumerate(told)]
     assert_close(attention.output(torch.cat(heads, dim=-1)), mixed)
+
+
+@layered
+def test_the_fast_forms_give_the_plain_scores(fields):
+    model = small_model(**{**fields, "n_heads": 1})
+    stream = random_tokens(1, 40)
+    memory = model(stream[:, :36]).memory
+    for layer, layout in enumerate(model.layouts):
+        attention, seen, width = model.blocks[layer].attention, 36, layout.segment_length - 36 % layout.segment_length
+        compressed, recent = layout.slot_spans(seen)
+        pending = range(seen - seen % layout.segment_length, seen + width)
+        spans = [*compressed, *recent, *(range(token, token + 1) for token in pending)]
+        places = torch.tensor([(span.start + span.stop - 1) / 2 if span else seen + 99.0 for span in spans])
+        states = torch.randn(1, len(spans), 8).double()
+        weights = []
+        positions = relative_positions(
+            model.config, layout, seen=memory.seen, lengths=torch.tensor([width]), chunk=width, like=states
+        )
+        projected = attention.project(states[:, -width:], states)
+        attention(projected, positions, weights.append)
+        expected = plain_scores(
+            projected.queries[0],
+            projected.keys_values[0, :, :8],
+            torch.arange(seen, seen + width)[:, None] - places,
+            attention.content_bias[0],
+            attention.position_bias[0],
+            attention.position.weight,
+        )
+        assert_close(weights[0][0, :width], expected.softmax(1))

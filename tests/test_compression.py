@@ -29,10 +29,18 @@ def random_groups(rate, *, batch_size=2, groups=5, d_model=6):
     return torch.randn(batch_size, groups, rate, d_model, generator=torch.Generator().manual_seed(0)).double()
 
 
+def sizes(rate, **fields):
+    return small_config(d_model=6, n_heads=2, compression_rate=rate, **fields)
+
+
+def built(name, rate, *, heads=1):
+    return build_compression(sizes(rate, compression=name, compression_heads=heads), 0).double()
+
+
 def altered(name, rate, *, heads=1):
     """A function whose parameters are far from their first values."""
     torch.manual_seed(0)
-    compression = build_compression(name, 6, rate, heads=heads).double()
+    compression = built(name, rate, heads=heads)
     with torch.no_grad():
         for parameter in compression.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -53,12 +61,12 @@ def test_pooling_is_that_of_torch_with_kernel_and_stride_c(rate):
     evicted = random_groups(rate)
     channels_first = evicted.flatten(1, 2).transpose(1, 2)
     for kind, pool in ((MeanPool, functional.avg_pool1d), (MaxPool, functional.max_pool1d)):
-        assert_close(kind(6, rate)(evicted), pool(channels_first, rate, rate).transpose(1, 2))
+        assert_close(kind(sizes(rate), rate)(evicted), pool(channels_first, rate, rate).transpose(1, 2))
 
 
 @pytest.mark.parametrize("rate", [1, 2, 3, 5])
 def test_a_convolution_is_that_of_torch_with_kernel_and_stride_c(rate):
-    compression, evicted = Convolution(6, rate).double(), random_groups(rate)
+    compression, evicted = Convolution(sizes(rate), rate).double(), random_groups(rate)
     torch.nn.init.normal_(compression.weight)
     kernel = compression.weight.unflatten(1, (rate, 6)).transpose(1, 2)  # [out, in, place in the group]
     expected = functional.conv1d(evicted.flatten(1, 2).transpose(1, 2), kernel, stride=rate)
@@ -68,7 +76,7 @@ def test_a_convolution_is_that_of_torch_with_kernel_and_stride_c(rate):
 @pytest.mark.parametrize("rate", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_learned_function_starts_as_the_mean_and_all_of_it_can_learn(name, rate):
-    compression = build_compression(name, 6, rate).double()
+    compression = built(name, rate)
     evicted = random_groups(rate + compression.overlap)
     compressed = compression(evicted)
     assert_close(compressed, evicted.mean(2), 1e-7)  # 1 / 3 in float32
@@ -79,7 +87,10 @@ def test_a_learned_function_starts_as_the_mean_and_all_of_it_can_learn(name, rat
 
 @pytest.mark.parametrize("rate", [1, 2, 3, 5])
 def test_an_overlapping_convolution_is_that_of_torch_with_kernel_c_and_one_more(rate):
-    compression, states = OverlappingConvolution(6, rate).double(), random_groups(1, groups=5 * rate + 1)[:, :, 0]
+    compression, states = (
+        OverlappingConvolution(sizes(rate), rate).double(),
+        random_groups(1, groups=5 * rate + 1)[:, :, 0],
+    )
     torch.nn.init.normal_(compression.weight)
     kernel = compression.weight.unflatten(1, (rate + 1, 6)).transpose(1, 2)  # [out, in, place in the group]
     expected = functional.conv1d(states.transpose(1, 2), kernel, stride=rate)
@@ -136,7 +147,7 @@ def random_usage(rate, *, batch_size=2, groups=5):
 def test_most_used_keeps_the_most_used_of_all_groups_unchanged_and_in_order_of_time(rate):
     evicted, usage, real = random_groups(rate), random_usage(rate), (5, 3)
     usage[1, :2] = -torch.inf
-    kept = build_compression("most-used", 6, rate)(evicted, usage)
+    kept = built("most-used", rate)(evicted, usage)
     for lane, count in enumerate(real):
         states, own = evicted[lane].flatten(0, 1), usage[lane].flatten()
         places = sorted(sorted(range(5 * rate), key=lambda at, own=own: -own[at])[:count])
@@ -145,11 +156,11 @@ def test_most_used_keeps_the_most_used_of_all_groups_unchanged_and_in_order_of_t
 
 def test_of_equally_used_states_the_earlier_are_kept():
     evicted = random_groups(3)
-    assert torch.equal(build_compression("most-used", 6, 3)(evicted, torch.ones(2, 5, 3)), evicted.flatten(1, 2)[:, :5])
+    assert torch.equal(built("most-used", 3)(evicted, torch.ones(2, 5, 3)), evicted.flatten(1, 2)[:, :5])
 
 
 def test_most_used_of_lanes_without_any_real_group_is_finite():
-    kept = build_compression("most-used", 6, 3)(random_groups(3), torch.full((2, 5, 3), -torch.inf))
+    kept = built("most-used", 3)(random_groups(3), torch.full((2, 5, 3), -torch.inf))
     assert kept.isfinite().all()
 
 
@@ -199,10 +210,10 @@ def test_models_match_unless_the_config_or_the_function_says_otherwise():
 
 def test_heads_that_cannot_be_are_refused():
     with pytest.raises(CompressiveError, match=r"compression_heads \(4\) must divide d_model \(6\)"):
-        build_compression("attention", 6, 3, heads=4)
+        built("attention", 3, heads=4)
     message = r"compression_heads \(2\) must be 1 with compression = 'conv'; heads are for attention"
     with pytest.raises(CompressiveError, match=message):
-        build_compression("conv", 6, 3, heads=2)
+        built("conv", 3, heads=2)
 
 
 # --- the table ---
@@ -212,7 +223,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones_and_the_ways_to_register
     functions = "mean, max, conv, conv-overlap, dilated, most-used, attention"
     known = rf"compression \('sum'\) is not .*known: {functions}. Register your own"
     with pytest.raises(CompressiveError, match=rf'{known} with COMPRESSIONS\["sum"\] = .*--plugin FILE.py COMMAND'):
-        build_compression("sum", 6, 3)
+        built("sum", 3)
 
 
 def test_a_subclass_without_forward_says_so():
@@ -220,7 +231,7 @@ def test_a_subclass_without_forward_says_so():
         pass
 
     with pytest.raises(NotImplementedError, match=r"Empty must define forward\(evicted\)"):
-        Empty(6, 3)(random_groups(3))
+        Empty(sizes(3), 3)(random_groups(3))
 
 
 # --- attention reconstruction ---
@@ -351,9 +362,9 @@ def test_no_warning_where_nothing_can_learn_or_something_does(fields):
 class Trained(Compression):
     """A user's function with layers of its own."""
 
-    def __init__(self, d_model, compression_rate):
-        super().__init__(d_model, compression_rate)
-        self.layer = torch.nn.Linear(d_model, d_model)
+    def __init__(self, config, compression_rate):
+        super().__init__(config, compression_rate)
+        self.layer = torch.nn.Linear(config.d_model, config.d_model)
         torch.nn.init.eye_(self.layer.weight)
         torch.nn.init.ones_(self.layer.bias)
 

@@ -178,11 +178,10 @@ def test_buffers_do_not_grow_with_the_stream() -> None:
     decoder = CachedDecoder(model, model.empty_memory(2))
 
     def held() -> int:
-        lanes = decoder._lanes[0]
-        states = [*lanes.compressed, *lanes.recent, lanes.pending]
-        rows = [table for tables, _ in decoder._packed._rows.values() for table in tables]
-        reaches = [len(slots.reaches) for slots in lanes.slots]
-        return sum(map(torch.numel, [*states, *(slots.buffer for slots in lanes.slots), *rows])) + sum(reaches)
+        states = [decoder._pending, *(states for layer in decoder._layers for states in layer.tensors().values())]
+        rows = [table.rows for tables in decoder._packed._tables.values() for table in tables]
+        views = [len(cache._views) for cache in decoder._caches]
+        return sum(map(torch.numel, [*states, *(cache.buffer for cache in decoder._caches), *rows])) + sum(views)
 
     sizes = []
     for tokens in random_tokens(2, 120).T:

@@ -102,7 +102,7 @@ def test_parameters_and_bytes_are_those_of_a_real_model(fields: dict[str, Any]) 
     memory = model(random_tokens(1, 3 * config.segment_length - 1)).memory
     one = config.d_model * 4
     for layer, cost in enumerate(description.layers):
-        states = (memory.compressed[layer], memory.recent[layer], memory.pending[layer])
+        states = (memory.layers[layer].compressed, memory.layers[layer].recent, memory.layers[layer].pending)
         assert cost.memory_bytes == sum(tier.nbytes for tier in states) + one
         layout = SlotLayout.of(config, layer)
         assert cost.memory_bytes == one * (layout.compressed_length + layout.recent_length + layout.segment_length)

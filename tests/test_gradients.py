@@ -216,8 +216,8 @@ def test_under_bptt_the_task_loss_reaches_f_c_too_and_changes_nothing_of_the_net
     for loss in ("bptt", "attention"):
         model = small_model(compression=compression, compression_loss=loss)
         output = model(stream[:, 40:], model(stream[:, :40]).memory.detach())
-        assert all(states.requires_grad == (loss == "bptt") for states in output.memory.compressed)
-        assert not any(states.requires_grad for states in output.memory.recent + output.memory.pending)
+        assert all(layer.compressed.requires_grad == (loss == "bptt") for layer in output.memory.layers)
+        assert not any(layer.recent.requires_grad or layer.pending.requires_grad for layer in output.memory.layers)
         found.append(gradients(next_token_loss(output.logits, stream[:, 40:]), model))
         assert (output.compression_loss > 0) == (loss == "attention")
     for name, gradient in found[0].items():
@@ -348,8 +348,9 @@ def test_finite_differences_agree_with_headwise_attention(position, ages, monkey
 def test_memory_may_carry_a_graph_of_the_callers_own():
     model, stream = small_model(), random_tokens(1, 30)
     memory = model(stream[:, :22]).memory
-    recent = tuple(states.clone().requires_grad_() for states in memory.recent)
-    model(stream[:, 22:], replace(memory, recent=recent)).logits.sum().backward()
+    recent = [layer.recent.clone().requires_grad_() for layer in memory.layers]
+    layers = tuple(replace(layer, recent=states) for layer, states in zip(memory.layers, recent, strict=True))
+    model(stream[:, 22:], replace(memory, layers=layers)).logits.sum().backward()
     filled = int(SlotLayout.of(model.config, 0).filled(memory.seen)[1])
     for states in recent:
         assert states.grad[0, -filled:].ne(0).any()

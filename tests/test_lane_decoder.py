@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compressive_transformer.config import ModelConfig
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.generate import LaneDecoder
+from compressive_transformer.generate import CachedDecoder
 from compressive_transformer.memory import Memory
 from compressive_transformer.model import CompressiveTransformer
 from small import (
@@ -32,7 +32,7 @@ quiet = pytest.mark.filterwarnings("ignore::compressive_transformer.CompressiveW
 @torch.no_grad()
 def assert_decodes(model: CompressiveTransformer, lengths: list[int], steps: int, *, seed: int = 0) -> None:
     """Lanes that have read `lengths` tokens come, step and go at random; each gives what the model gives it alone."""
-    rng, decoder = random.Random(seed), LaneDecoder(model)
+    rng, decoder = random.Random(seed), CachedDecoder(model)
     lanes: list[Memory] = []  # as the model has it, in the order of places
     waiting = [
         model(random_tokens(1, max(1, length), seed=length), None, torch.tensor([length])).memory for length in lengths
@@ -55,7 +55,7 @@ def assert_decodes(model: CompressiveTransformer, lengths: list[int], steps: int
             lanes.pop()
         assert decoder.batch_size == len(lanes)
     for place, memory in enumerate(lanes):
-        assert_same_memory(model, decoder.memory(place), memory)
+        assert_same_memory(model, decoder.lane(place), memory)
 
 
 @LAW
@@ -86,11 +86,11 @@ def test_decoding_together_is_the_model_with_an_adaptive_vocabulary() -> None:
 
 def test_a_memory_that_was_handed_out_does_not_change() -> None:
     model = small_model().eval()
-    decoder = LaneDecoder(model)
+    decoder = CachedDecoder(model)
     decoder.join(model.empty_memory(1))
     for token in random_tokens(1, 7)[0]:
         decoder.step(token[None])
-    kept = decoder.memory(0)
+    kept = decoder.lane(0)
     before = {name: states.clone() for name, states in kept.state_dict().items()}
     for token in random_tokens(1, 9)[0]:
         decoder.step(token[None])
@@ -99,8 +99,8 @@ def test_a_memory_that_was_handed_out_does_not_change() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    decoder = LaneDecoder(small_model().eval())
-    with pytest.raises(CompressiveError, match=r"tokens must be int64 \[batch = 0\], not empty, got"):
+    decoder = CachedDecoder(small_model().eval())
+    with pytest.raises(CompressiveError, match=r"tokens must be integers \[batch = 0\], got"):
         decoder.step(torch.tensor([1]))
     with pytest.raises(CompressiveError, match=r"place \(0\) must be that of one of the 0 lanes"):
         decoder.leave(0)

@@ -113,7 +113,7 @@ def test_memory_holds_the_states_of_the_tokens_that_its_slots_stand_for(config, 
             memory = model(chunk, memory).memory
             seen = int(memory.seen)
             compressed, recent = layout.slot_spans(seen)
-            held = [getattr(memory, tier)[0][0] for tier in TIERS]
+            held = [getattr(memory.layers[0], tier)[0] for tier in TIERS]
             assert [len(states) for states in held] == [
                 config.compressed_length,
                 layout.recent_length,
@@ -140,7 +140,7 @@ def test_memory_never_grows_however_much_is_read(fields):
 
 def test_no_padding_is_kept_among_the_pending_states():
     model, chunk = small_model(), random_tokens(3, 3)
-    for states in model(chunk, None, torch.tensor([1, 3, 0])).memory.pending:
+    for states in (layer.pending for layer in model(chunk, None, torch.tensor([1, 3, 0])).memory.layers):
         assert states.ne(0).any(2).tolist() == [[True, False, False], [True] * 3, [False] * 3]
 
 
@@ -222,10 +222,10 @@ def test_detach_and_to_change_the_states_and_nothing_else():
     model = small_model()
     memory = model(random_tokens(2, 30)).memory
     halved = memory.to(torch.float32)
-    for tier in TIERS:
-        for one, other in zip(getattr(memory, tier), getattr(halved, tier), strict=True):
-            assert other.dtype == torch.float32
-            assert torch.equal(one.float(), other)
+    for name, states in memory.state_dict().items():
+        if name != "seen":
+            assert halved.state_dict()[name].dtype == torch.float32
+            assert torch.equal(states.float(), halved.state_dict()[name])
     assert halved.seen.dtype == torch.int64
     graph = memory._map(lambda states: states.clone().requires_grad_())
     assert not any(states.requires_grad for states in graph.detach().state_dict().values())
@@ -236,8 +236,8 @@ def test_an_empty_memory_is_zeros_in_the_models_dtype():
     memory = small_model().float().empty_memory(3)
     assert memory.batch_size == 3
     assert memory.seen.tolist() == [0, 0, 0]
-    assert [tuple(getattr(memory, tier)[0].shape) for tier in TIERS] == [(3, 3, 8), (3, 7, 8), (3, 0, 8)]
-    assert {states.dtype for states in memory.recent} == {torch.float32}
+    assert [tuple(getattr(memory.layers[0], tier).shape) for tier in TIERS] == [(3, 3, 8), (3, 7, 8), (3, 0, 8)]
+    assert {layer.recent.dtype for layer in memory.layers} == {torch.float32}
 
 
 @layered
@@ -246,8 +246,8 @@ def test_each_layer_has_as_many_slots_as_its_own_layout(fields):
     for memory in (model.empty_memory(2), model(random_tokens(2, 50)).memory):
         for layer in range(3):
             layout = SlotLayout.of(model.config, layer)
-            assert memory.compressed[layer].shape == (2, layout.compressed_length, 8)
-            assert memory.recent[layer].shape == (2, layout.recent_length, 8)
+            assert memory.layers[layer].compressed.shape == (2, layout.compressed_length, 8)
+            assert memory.layers[layer].recent.shape == (2, layout.recent_length, 8)
 
 
 @pytest.mark.parametrize("layer", [-1, 2])
@@ -298,6 +298,6 @@ def test_a_state_without_all_tensors_is_refused(missing):
 
 def test_a_state_without_any_layer_or_with_something_else_is_refused():
     state = small_model().empty_memory(2).state_dict()
-    for wrong in ({}, {"seen": state["seen"]}, {**state, "usage.0": state["recent.0"]}):
+    for wrong in ({}, {"seen": state["seen"]}, {**state, "usage.2": state["recent.0"]}):
         with pytest.raises(CompressiveError, match="not the state of a memory"):
             Memory.from_state_dict(wrong)

@@ -48,12 +48,12 @@ def assert_memory_is_that_of_the_reference(model, memory, lanes):
             rate = model.config.of_layer(layer).compression_rate
             for slot, span in enumerate(compressed):
                 expected = lane.groups[layer][span.start // rate] if span else torch.zeros(8).double()
-                assert_close(memory.compressed[layer][b, slot], expected, 1e-9)
+                assert_close(memory.layers[layer].compressed[b, slot], expected, 1e-9)
             for slot, span in enumerate(recent):
                 if span:
-                    assert_close(memory.recent[layer][b, slot], lane.inputs[layer][span.start], 1e-9)
+                    assert_close(memory.layers[layer].recent[b, slot], lane.inputs[layer][span.start], 1e-9)
             for place, state in enumerate(lane.inputs[layer][committed:]):
-                assert_close(memory.pending[layer][b, place], state, 1e-9)
+                assert_close(memory.layers[layer].pending[b, place], state, 1e-9)
 
 
 @settings(law, max_examples=20)
@@ -122,7 +122,7 @@ def test_without_any_memory_each_segment_stands_alone():
     model, tokens = small_model(memory_length=0, compressed_length=0), random_tokens(2, 12)
     together = model(tokens)
     assert_close(together.logits, torch.cat([model(part).logits for part in tokens.split(4, dim=1)], dim=1), 1e-12)
-    assert together.memory.recent[0].shape == together.memory.compressed[0].shape == (2, 0, 8)
+    assert together.memory.layers[0].recent.shape == together.memory.layers[0].compressed.shape == (2, 0, 8)
 
 
 def test_figure_1_each_step_turns_three_evicted_states_into_one():
@@ -137,10 +137,12 @@ def test_figure_1_each_step_turns_three_evicted_states_into_one():
         assert_memory_is_that_of_the_reference(model, memory, [lane])
         if step > 2:
             for layer, block in enumerate(model.blocks):
-                oldest = before.recent[layer][:, None, :3]
-                assert_close(memory.compressed[layer][:, 5:], match_rms(block.compression(oldest), oldest), 1e-12)
-                assert torch.equal(memory.compressed[layer][:, :5], before.compressed[layer][:, 1:])
-                assert torch.equal(memory.recent[layer][:, :3], before.recent[layer][:, 3:])
+                oldest = before.layers[layer].recent[:, None, :3]
+                assert_close(
+                    memory.layers[layer].compressed[:, 5:], match_rms(block.compression(oldest), oldest), 1e-12
+                )
+                assert torch.equal(memory.layers[layer].compressed[:, :5], before.layers[layer].compressed[:, 1:])
+                assert torch.equal(memory.layers[layer].recent[:, :3], before.layers[layer].recent[:, 3:])
 
 
 # --- however a stream is cut ---
@@ -340,13 +342,16 @@ def test_a_lane_does_not_depend_on_the_other_lanes(config):
 
 def with_garbage(model, memory):
     """The memory with numbers in the slots that nothing has filled yet."""
-    tiers = {"compressed": [], "recent": []}
-    for layout, *layer in zip(model.layouts, memory.compressed, memory.recent, strict=True):
-        for tier, states, counts in zip(tiers, layer, layout.filled(memory.seen), strict=True):
+    layers = []
+    for layout, layer in zip(model.layouts, memory.layers, strict=True):
+        tiers = {}
+        for tier, counts in zip(("compressed", "recent"), layout.filled(memory.seen), strict=True):
+            states = getattr(layer, tier)
             length = states.shape[1]
             unfilled = length - 1 - torch.arange(length) >= counts[:, None]
-            tiers[tier].append(torch.where(unfilled[:, :, None], 100 * torch.randn_like(states), states))
-    return replace(memory, **{tier: tuple(states) for tier, states in tiers.items()})
+            tiers[tier] = torch.where(unfilled[:, :, None], 100 * torch.randn_like(states), states)
+        layers.append(replace(layer, **tiers))
+    return replace(memory, layers=tuple(layers))
 
 
 @pytest.mark.parametrize("fields", [*POSITIONS, *LAYERED.values()], ids=str)
@@ -379,16 +384,13 @@ def test_a_large_memory_that_is_still_empty_is_like_none_at_all(position, dtype)
 def test_each_filled_slot_is_read_and_no_other(config, age):
     model, stream = small_model(replace(config, segment_length=4, empty_slots="masked")), random_tokens(1, 31)
     memory = model(stream[:, :age]).memory if age else model.empty_memory(1)
-    tiers = {
-        tier: tuple(states.detach().requires_grad_() for states in getattr(memory, tier))
-        for tier in ("compressed", "recent", "pending")
-    }
-    logits = model(stream[:, age : age + 1], replace(memory, **tiers)).logits
+    memory = memory._map(lambda states: states.detach().requires_grad_())
+    logits = model(stream[:, age : age + 1], memory).logits
     for layer, layout in enumerate(model.layouts):
         compressed, recent = ([bool(span) for span in spans] for spans in layout.slot_spans(age))
         filled = {"compressed": compressed, "recent": recent, "pending": [True] * (age % 4)}
         for tier, expected in filled.items():
-            states = tiers[tier][layer]
+            states = getattr(memory.layers[layer], tier)
             if states.numel():
                 (gradient,) = torch.autograd.grad((logits * torch.randn_like(logits)).sum(), states, retain_graph=True)
                 assert gradient[0].ne(0).any(dim=1).tolist() == expected, tier
@@ -486,7 +488,7 @@ def test_memory_has_the_dtype_of_the_parameters(dtype, position):
     model = small_model(position=position).to(dtype)
     output = model(random_tokens(2, 30))
     assert output.logits.dtype == dtype
-    assert {states.dtype for states in output.memory.recent + output.memory.compressed} == {dtype}
+    assert {states.dtype for name, states in output.memory.state_dict().items() if name != "seen"} == {dtype}
 
 
 @pytest.mark.parametrize(
@@ -505,7 +507,7 @@ def test_bf16_autocast_is_close_to_fp32_and_finite_and_keeps_memory_in_fp32(fiel
             losses.append(output.compression_loss)
             loss = next_token_loss(output.logits[:, :-1], segment[:, 1:]) + output.compression_loss
             loss.backward()
-    assert {states.dtype for states in memory.compressed + memory.recent} == {torch.float32}
+    assert {states.dtype for layer in memory.layers for states in (layer.compressed, layer.recent)} == {torch.float32}
     torch.testing.assert_close(torch.cat(logits, 1).float(), exact.logits, rtol=0.1, atol=0.3)
     torch.testing.assert_close(sum(losses).float(), exact.compression_loss, rtol=0.1, atol=0.01)
     for parameter in model.parameters():
@@ -572,7 +574,7 @@ def test_a_users_own_compression_function_works_end_to_end(monkeypatch):
     states = model.blocks[0].attention_norm(model.embedding(tokens))  # what the only layer reads
     compressed, _ = model.layouts[0].slot_spans(40)
     for slot, span in enumerate(compressed):
-        assert_close(memory.compressed[0][:, slot], states[:, span.start : span.stop].median(dim=1).values)
+        assert_close(memory.layers[0].compressed[:, slot], states[:, span.start : span.stop].median(dim=1).values)
     logits, _, _ = read_in_pieces(model, tokens, [[1, 1]] * 40)
     assert_close(logits, model(tokens).logits)
     next_token_loss(model(tokens).logits, tokens).backward()
@@ -586,7 +588,7 @@ class PreciseMean(Compression):
 def test_a_compression_function_in_another_dtype_leaves_memory_in_the_parameters_dtype(monkeypatch):
     monkeypatch.setitem(COMPRESSIONS, "precise", PreciseMean)
     memory = small_model(compression="precise").float()(random_tokens(2, 40)).memory
-    assert {states.dtype for states in memory.compressed} == {torch.float32}
+    assert {layer.compressed.dtype for layer in memory.layers} == {torch.float32}
 
 
 # --- losses and errors ---
@@ -654,7 +656,7 @@ def test_a_memory_that_does_not_fit_is_described_by_the_layer_in_which_it_does_n
         CompressiveError, match=r"layer 1 must be \[\(2, 3, 8\), \(2, 4, 8\).* got \[\(2, 3, 8\), \(2, 7, 8\)"
     ):
         model(random_tokens(2, 4), other.empty_memory(2))
-    with pytest.raises(CompressiveError, match=r"must have 2 layers in each tier, got \[3, 3, 3\]; start from"):
+    with pytest.raises(CompressiveError, match=r"must have 2 layers, got 3; start from"):
         model(random_tokens(2, 4), small_model(n_layers=3).empty_memory(2))
 
 
@@ -685,7 +687,7 @@ def test_a_training_step_asks_the_device_for_no_number(fields):
 def test_memory_of_another_precision_or_device_is_refused(change):
     model = small_model()  # in double precision
     memory = model.empty_memory(2)
-    higher = replace(memory, recent=tuple(map(change, memory.recent)))
+    higher = replace(memory, layers=tuple(replace(layer, recent=change(layer.recent)) for layer in memory.layers))
     if change is torch.Tensor.float:  # lower precision is read as it is; double in a model of single is not
         model(random_tokens(2, 4), higher)
         model, higher = model.float(), memory

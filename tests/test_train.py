@@ -223,7 +223,7 @@ def made(corpus: Corpus, out: Path, *, resume: Resume = None, **fields: Any) -> 
 def spoil(trainer: Trainer, lane: int) -> None:
     """Put a number that is none into the memory of a lane."""
     memory = trainer.memories[0]
-    memory.recent[1][lane, -1, 3] = math.nan
+    memory.layers[1].recent[lane, -1, 3] = math.nan
 
 
 def captured(trainer: Trainer) -> tuple[Log, list[dict[str, Any]]]:

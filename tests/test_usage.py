@@ -35,7 +35,7 @@ def assert_usage_is_that_of_the_reference(model, memory, lanes):
     for layer in range(model.config.n_layers):
         layout = SlotLayout.of(model.config, layer)
         if not layout.compressed_length:
-            assert memory.usage[layer].shape[1] == 0
+            assert memory.layers[layer].usage is None
             continue
         for b, lane in enumerate(lanes):
             _, recent = layout.slot_spans(lane.seen)
@@ -44,7 +44,7 @@ def assert_usage_is_that_of_the_reference(model, memory, lanes):
             for place, span in enumerate(spans):
                 if span:
                     expected = sum(lane.received[layer][span.start]) / model.config.n_heads
-                    assert memory.usage[layer][b, place, 0].item() == pytest.approx(expected, abs=1e-9)
+                    assert memory.layers[layer].usage[b, place, 0].item() == pytest.approx(expected, abs=1e-9)
 
 
 @settings(law, max_examples=12)
@@ -61,10 +61,7 @@ def test_what_memory_carries_is_the_summed_attention_of_the_reference(config, ag
             for lane, row, length in zip(lanes, stream.tolist(), lengths, strict=True):
                 if length:
                     lane.read(row[start : start + length])
-        if any(block.compression for block in model.blocks):
-            assert_usage_is_that_of_the_reference(model, memory, lanes)
-        else:
-            assert memory.usage == ()
+        assert_usage_is_that_of_the_reference(model, memory, lanes)
 
 
 class Told(Compression):
@@ -104,7 +101,7 @@ def test_a_function_is_told_the_mean_attention_from_a_states_own_token_until_it_
             ]
             lane.read(stream[b, :age].tolist())
             for slot, span in enumerate(layout.slot_spans(age)[0]):
-                assert_close(memory.compressed[0][b, slot], lane.groups[0][span.start // 3], 1e-9)
+                assert_close(memory.layers[0].compressed[b, slot], lane.groups[0][span.start // 3], 1e-9)
 
 
 @pytest.mark.parametrize("fields", [{}, {"segment_length": 7, "memory_length": 2}, {"empty_slots": "zeros"}], ids=str)
@@ -124,8 +121,8 @@ def test_usage_goes_with_its_lane_and_a_document_begins_without_any():
     order = torch.tensor([2, 0, 0])
     after = model(stream[order, 22:], memory.select(order))
     assert_same_memory(model, after.memory, model(stream[:, 22:], memory).memory.select(order), 1e-12)
-    for states in memory.usage:
-        states[1] = torch.nan  # a broken lane is whole again
+    for layer in memory.layers:
+        layer.usage[1] = torch.nan  # a broken lane is whole again
     fresh = model(stream[:, 22:], memory.reset(torch.tensor([False, True, False]))).memory
     assert_same_memory(model, fresh.select(torch.tensor([1])), model(stream[1:2, 22:]).memory, 1e-12)
 
@@ -138,21 +135,22 @@ def test_usage_comes_back_from_a_file_and_is_kept_in_single_precision_at_least(t
     assert_same_memory(model, back, memory, 0.0)
     assert torch.equal(model(stream[:, 22:], back).logits, model(stream[:, 22:], memory).logits)
     half = model.to(torch.bfloat16)
-    assert {states.dtype for states in half.empty_memory(1).usage + half(stream).memory.usage} == {torch.float32}
+    assert {layer.usage.dtype for m in (half.empty_memory(1), half(stream).memory) for layer in m.layers} == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "most-used"])
 def test_functions_that_do_not_ask_pay_nothing(compression, monkeypatch):
     monkeypatch.setattr(AttentionSums, "__init__", lambda *arguments: pytest.fail("usage was computed"))
     memory = small_model(compression=compression)(random_tokens(2, 40)).memory
-    assert memory.usage == ()
     assert not any(name.startswith("usage") for name in memory.state_dict())
 
 
 def test_the_memory_of_a_function_that_asks_fits_no_other_and_the_other_way_round():
     asks, other, tokens = small_model(compression="most-used"), small_model(compression="mean"), random_tokens(2, 6)
     for model, memory in ((asks, other(tokens).memory), (other, asks(tokens).memory)):
-        message = r"memory does not fit: usage must be \[.*\], \[batch, slot, 1\] a layer, got .*empty_memory\(2\)"
+        message = r"memory does not fit: usage of layer 0 must be .*, \[batch, slot, 1\], got .*empty_memory\(2\)"
         with pytest.raises(CompressiveError, match=message):
             model(tokens, memory)
-    assert asks.empty_memory(2).usage[0].shape == (2, 7, 1)
+    assert asks.empty_memory(2).layers[0].usage.shape == (2, 7, 1)

@@ -1,14 +1,16 @@
 """Attention over [compressed | recent | segment], in the form that the config's `position` names."""
 
 from ..config import ModelConfig
+from ..errors import CompressiveError
 from .base import Attention, Projected
 from .cpu import CpuRelativeAttention
-from .relative import RelativeAttention, masked_attention, relative_attention
+from .relative import Kernel, RelativeAttention, masked_attention, relative_attention
 from .rotary import RotaryAttention, rotated
 
 __all__ = [
     "Attention",
     "CpuRelativeAttention",
+    "Kernel",
     "Projected",
     "RelativeAttention",
     "RotaryAttention",
@@ -19,6 +21,14 @@ __all__ = [
 ]
 
 
-def build_attention(config: ModelConfig, layer: int) -> Attention:
-    """The attention of one layer, with the positions that `config.position` names."""
-    return RotaryAttention(config) if config.position == "rotary" else RelativeAttention(config, layer)
+def build_attention(config: ModelConfig, layer: int, kernel: Kernel | None = None) -> Attention:
+    """Return the attention of one layer, with the positions that `config.position` names.
+
+    Raises:
+        CompressiveError: There is a `kernel`, and positions are rotary.
+    """
+    if config.position == "relative":
+        return RelativeAttention(config, layer, kernel or relative_attention)
+    if kernel is not None:
+        raise CompressiveError("an attention kernel needs position = 'relative'; rotary attention is always fused")
+    return RotaryAttention(config)

@@ -1,4 +1,4 @@
-"""What every form of attention shares: its projections, and their use as constants in Algorithm 2."""
+"""Projections that every form of attention shares, and their use as constants in Algorithm 2."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn import functional
 from ..config import ModelConfig
 
 WeightsCallback = Callable[[Tensor], None]
-"""What may look at attention: it is told each head's weights `[batch, query, slot]`, outside of any graph."""
+"""Callback for attention weights, called with those of one head after another, `[batch, query, slot]`, detached."""
 
 
 class Projected(NamedTuple):
-    """What attention makes of states with its weights, before heads and places; the compression loss reads it too."""
+    """Projections of states, before heads and positions; the compression loss reads them too."""
 
     queries: Tensor
     """`[batch, query, d_model]`."""
@@ -27,8 +27,7 @@ class Projected(NamedTuple):
 class Attention(nn.Module):
     """Projections of multi-head attention; a subclass adds how scores depend on positions.
 
-    Queries, keys and values are made anew from hidden states at each call, so a slot is always read at the
-    place where it stands now.
+    Each call projects hidden states again, so a slot is always read at the place where it stands now.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -40,18 +39,18 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def project(self, states: Tensor, *slots: Tensor) -> Projected:
-        """Queries of `states [batch, query, d_model]`, keys and values of slots `[batch, slot, d_model]`, in order.
+        """Return queries of `states [batch, query, d_model]`, keys and values of slots `[batch, slot, d_model]`.
 
         Slots come in several tensors, so that backward does not compute a gradient for those that want none.
         """
         return Projected(self.query(states), torch.cat([self.key_value(part) for part in slots], dim=1))
 
     def keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots, `[batch, slot, head, d_head]` each."""
+        """Return keys and values of slots, `[batch, slot, head, d_head]` each."""
         return self._split(self.key_value(slots))
 
     def content_queries(self, queries: Tensor) -> Tensor:
-        """Scaled queries `[batch, head, query, d_head]` of projected ones, for Algorithm 2.
+        """Return scaled queries `[batch, head, query, d_head]` of projected ones, for Algorithm 2.
 
         That loss compares what attention finds by content: neither queries nor keys know positions there, and
         none is rotated.
@@ -59,16 +58,16 @@ class Attention(nn.Module):
         return self._scaled(self._heads(queries), queries).transpose(1, 2)
 
     def content_keys_values(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[batch, head, slot, d_head]` of projected ones, for Algorithm 2."""
+        """Return keys and values `[batch, head, slot, d_head]` of projected ones, for Algorithm 2."""
         keys, values = self._split(keys_values)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def frozen_queries(self, states: Tensor) -> Tensor:
-        """`content_queries` of states, without any gradient."""
+        """Return `content_queries` of states, without any gradient."""
         return self.content_queries(functional.linear(states, self.query.weight).detach())
 
     def frozen_keys_values(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """`content_keys_values` of slots; only `slots` take gradient."""
+        """Return `content_keys_values` of slots; only `slots` take gradient."""
         return self.content_keys_values(functional.linear(slots, self.key_value.weight.detach()))
 
     def _split(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,6 +85,6 @@ class Attention(nn.Module):
 
 @torch.no_grad()
 def report_weights(on_weights: WeightsCallback, queries: Tensor, keys: Tensor, mask: Tensor) -> None:
-    """Tell `observe` what fused kernels keep to themselves; `[batch, head, place, d_head]`, queries scaled."""
+    """Compute the weights that fused kernels do not return; `[batch, head, place, d_head]`, queries scaled."""
     for head in torch.softmax(queries @ keys.transpose(2, 3) + mask, dim=-1).unbind(1):
         on_weights(head)

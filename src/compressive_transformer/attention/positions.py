@@ -1,7 +1,8 @@
-"""Where queries and slots stand: which slots may be read, and at which distances or places.
+"""Positions of queries and slots: distances for relative attention, angles for rotary attention.
 
 Slots sit at fixed places relative to the segment, so all this follows from `seen` alone, is the same in all layers
-of one layout, and distances stay small however long the stream is.
+of one layout, and distances stay small however long the stream is. `docs/positions.svg` draws it; the function
+`plain_scores` in `relative.py` is the same in loops.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..memory import SlotLayout
+from .masks import slot_mask
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -37,36 +41,34 @@ class Grid:
 
     @classmethod
     def of(cls, slots: int, table: Tensor, index: Tensor, lanes: Tensor | None) -> Grid:
-        """The grid whose rows are those of `index` in `table`."""
+        """Return the grid whose rows are those of `index` in `table`."""
         index = index.to(table.device)
         return cls(slots, table[index], lanes, table, index)
 
 
 class PositionCache:
-    """Projected distances that are kept from call to call, of models whose weights stay as they are.
+    """Projections of sinusoids that are kept from call to call while weights stay the same.
 
-    Relative attention projects the sinusoids of all distances that occur in a call. Where the same weights read call
-    after call, that gives the same numbers each time: `model(tokens, memory, distances=distances)` takes them from
-    here, after the first. When weights change, begin with new ones: these would mix old and new.
+    Relative attention projects the sinusoids of all distances that occur in a call, which gives the same numbers each
+    time. Create a new cache whenever the weights change.
     """
 
     def __init__(self) -> None:
-        """Nothing is projected yet."""
-        self._kept: dict[tuple[nn.Module, Tensor, bool], Tensor] = {}
+        self._projected: dict[tuple[nn.Module, Tensor, bool], Tensor] = {}
 
     def projected(self, projection: nn.Module, grid: Grid) -> Tensor:
-        """`projection(grid.rows)`, all distances of the region being projected once."""
+        """Return `projection(grid.rows)`, projecting all distances of the region the first time."""
         device = grid.table.device.type
         rounded = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         key = (projection, grid.table, rounded)
-        if key not in self._kept:
-            self._kept[key] = projection(grid.table)
-        return self._kept[key][grid.index]
+        if key not in self._projected:
+            self._projected[key] = projection(grid.table)
+        return self._projected[key][grid.index]
 
 
 @dataclass(frozen=True)
 class Positions:
-    """What attention needs to know about places, for one chunk of queries."""
+    """Mask of one chunk of queries; subclasses add how far slots are."""
 
     mask: Tensor
     """0 where a query may read a slot, else -inf: `[1 or batch, query, slot]`."""
@@ -74,26 +76,25 @@ class Positions:
 
 @dataclass(frozen=True)
 class RelativePositions(Positions):
-    """Places as distances between queries and slots."""
+    """Distances between queries and slots."""
 
     grids: tuple[Grid, ...]
     """Compressed slots (where there are any), then recent slots and segment as one region."""
     queries: int
     """Queries, padded to a multiple of the largest step."""
-    distances: PositionCache | None = None
-    """Where projected distances are kept, if they are."""
+    cache: PositionCache | None = None
 
     def projected(self, projection: nn.Module, grid: Grid) -> Tensor:
-        """`projection(grid.rows)`."""
-        if self.distances is not None:
-            return self.distances.projected(projection, grid)
+        """Return `projection(grid.rows)`, from the cache where there is one."""
+        if self.cache is not None:
+            return self.cache.projected(projection, grid)
         rows: Tensor = projection(grid.rows)
         return rows
 
 
 @dataclass(frozen=True)
 class RotaryPositions(Positions):
-    """Places as angles, those of the segment's first token being 0.
+    """Angles of queries and slots, those of the segment's first token being 0.
 
     One angle a pair of numbers of a head: all sines, then all cosines, in single precision at least.
     """
@@ -112,24 +113,24 @@ def chunk_positions(
     lengths: Tensor,
     chunk: int,
     like: Tensor,
-    distances: PositionCache | None = None,
+    cache: PositionCache | None = None,
 ) -> Positions:
-    """Places of a chunk of at most one segment, in layers of one layout, read by lanes that have seen `seen [batch]`.
+    """Return the positions of a chunk of at most one segment, for layers of one layout.
 
-    Lane b reads `lengths[b]` of `chunk` tokens, which complete at most its current segment. Slots are those
-    of [compressed | recent | segment], the segment as wide as `SlotLayout.segment_width` says. `like` gives
-    dtype and device. The form is the one that the config's `position` names; `distances` are of relative ones only.
+    Lanes have seen `seen [batch]` tokens; lane b reads `lengths[b]` of `chunk` more, which complete at most its
+    segment. Slots are [compressed | recent | segment], the segment as wide as `SlotLayout.segment_width` says. `like`
+    gives dtype and device; `cache` keeps projections of relative positions.
     """
     if config.position == "rotary":
         return rotary_positions(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like)
     positions = relative_positions(config, layout, seen=seen, lengths=lengths, chunk=chunk, like=like)
-    return replace(positions, distances=distances)
+    return replace(positions, cache=cache)
 
 
 def relative_positions(
     config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
 ) -> RelativePositions:
-    """Places for `RelativeAttention`; the arguments are those of `chunk_positions`."""
+    """Return positions for `RelativeAttention`; the arguments are those of `chunk_positions`."""
     pending = layout.pending(seen)
     width = layout.segment_width(before=seen, after=seen + lengths)
     span = config.compressed_position == "span"
@@ -140,11 +141,11 @@ def relative_positions(
     grids = [_recent_grid(config, layout, pending, queries, recent_slots, like)]
     if layout.compressed_length:
         grids.insert(0, _compressed_grid(config, layout, seen, queries, step, like))
-    return RelativePositions(_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
+    return RelativePositions(slot_mask(config, layout, seen, queries, width, like), tuple(grids), queries)
 
 
 def distance_tables(config: ModelConfig, layout: SlotLayout, like: Tensor) -> tuple[Tensor, ...]:
-    """Sinusoids of all distances at which tokens of a segment see recent slots, then compressed ones, if there are any.
+    """Return the sinusoids of all distances from tokens of a segment to recent slots, then to compressed slots.
 
     The token at place p of its segment sees recent slot s, those of the segment being the last ones, as row
     s + segment_length - 1 - p of the first `[recent + segment_length, d_model]`, and compressed slot s as row
@@ -156,7 +157,7 @@ def distance_tables(config: ModelConfig, layout: SlotLayout, like: Tensor) -> tu
 
 
 def compressed_offsets(config: ModelConfig, layout: SlotLayout, seen: Tensor) -> tuple[Tensor, int]:
-    """How much further than at a segment's first token compressed slots stand `[batch]`, and from slot to slot."""
+    """Return distances to compressed slots beyond those from a segment's start `[batch]`, and the step of slots."""
     pending = layout.pending(seen)
     if config.compressed_position == "unit":
         return pending, 1
@@ -166,7 +167,7 @@ def compressed_offsets(config: ModelConfig, layout: SlotLayout, seen: Tensor) ->
 def rotary_positions(
     config: ModelConfig, layout: SlotLayout, *, seen: Tensor, lengths: Tensor, chunk: int, like: Tensor
 ) -> RotaryPositions:
-    """Places for `RotaryAttention`; the arguments are those of `chunk_positions`."""
+    """Return positions for `RotaryAttention`; the arguments are those of `chunk_positions`."""
     width = layout.segment_width(before=seen, after=seen + lengths)
     # From the oldest recent slot to the end of the segment; padding beyond a segment stands at its last token.
     table = _angles(config, -layout.recent_length, layout.recent_length + layout.segment_length, like)
@@ -176,14 +177,14 @@ def rotary_positions(
         slots.insert(0, _compressed_angles(config, layout, _common(layout.waiting(seen)), like))
     lanes = slots[0].shape[0]
     return RotaryPositions(
-        mask=_mask(config, layout, seen, chunk, width, like),
+        mask=slot_mask(config, layout, seen, chunk, width, like),
         queries=table[(layout.recent_length + places).to(like.device)],
         slots=torch.cat([part.expand(lanes, -1, -1) for part in slots], dim=1),
     )
 
 
 def _compressed_angles(config: ModelConfig, layout: SlotLayout, waiting: Tensor, like: Tensor) -> Tensor:
-    """Angles of compressed slots `[1 or batch, slot, d_head]` in lanes where `waiting [1 or batch]` states wait."""
+    """Return the angles of compressed slots `[1 or batch, slot, d_head]`; `waiting [1 or batch]` states wait."""
     # Both numberings begin where recent memory ends, n_m + r states before the segment, so that no two states
     # stand at one place and no place is left out. Span: steps of c, each slot at the mean of its c tokens.
     # Unit: steps of one, as if the slots were tokens themselves.
@@ -197,7 +198,7 @@ def _compressed_angles(config: ModelConfig, layout: SlotLayout, waiting: Tensor,
 
 def _angles(config: ModelConfig, first: float, count: int, like: Tensor) -> Tensor:
     precise = torch.promote_types(like.dtype, torch.float32)
-    return _sinusoids(config.d_model // config.n_heads, first, count, precise, like.device)
+    return sinusoids(config.d_model // config.n_heads, first, count, precise, like.device)
 
 
 def _recent_grid(
@@ -220,58 +221,32 @@ def _compressed_grid(
     slots, per_step = layout.compressed_length, queries // step
     offsets, rate = compressed_offsets(config, layout, seen)
     distinct, lanes = _distinct(offsets)
-    further = rate * (per_step + slots - 2 - torch.arange(per_step + slots - 1))
-    index = torch.arange(step)[:, None, None] + distinct[:, None] + further  # [step, offsets, distances]
+    beyond = rate * (per_step + slots - 2 - torch.arange(per_step + slots - 1))
+    index = torch.arange(step)[:, None, None] + distinct[:, None] + beyond  # [step, offsets, distances]
     table = _compressed_table(config, layout, like)
     index = index.clamp(max=len(table) - 1)  # only padding beyond a segment stands further away
     return Grid.of(slots, table, index, lanes)
 
 
 def _recent_table(config: ModelConfig, layout: SlotLayout, like: Tensor) -> Tensor:
-    """Sinusoids of the distances -1, 0, 1, ... to recent slots and the segment."""
+    """Return sinusoids of the distances -1, 0, 1, ... to recent slots and the segment."""
     count = layout.recent_length + 2 * config.segment_length + 1
-    return _sinusoids(config.d_model, -1.0, count, like.dtype, like.device)
+    return sinusoids(config.d_model, -1.0, count, like.dtype, like.device)
 
 
 def _compressed_table(config: ModelConfig, layout: SlotLayout, like: Tensor) -> Tensor:
-    """Sinusoids of the distances to compressed slots, from the nearest on that a segment's first token can see."""
+    """Return sinusoids of distances to compressed slots, the nearest that a segment's first token sees first."""
     # Span: with nothing waiting, the newest group ends n_m tokens before the segment; its mean lies
     # (c + 1) / 2 further back than that border. Unit: the newest slot stands right before the segment.
     span = config.compressed_position == "span"
     rate = layout.compression_rate if span else 1
     nearest = layout.memory_length + (rate + 1) / 2 if span else 1.0
     furthest = 2 * (config.segment_length + rate) + rate * layout.compressed_length
-    return _sinusoids(config.d_model, nearest, furthest, like.dtype, like.device)
-
-
-def _mask(config: ModelConfig, layout: SlotLayout, seen: Tensor, queries: int, width: int, like: Tensor) -> Tensor:
-    compressed, recent = layout.filled(seen)
-    if config.empty_slots == "zeros":
-        compressed = torch.full_like(seen, layout.compressed_length)
-        recent = layout.memory_length + layout.waiting(seen)
-    state = torch.stack([compressed, recent, layout.pending(seen)], dim=1)  # [batch, 3]
-    if bool((state == state[0]).all()):
-        state = state[:1]
-    filled_compressed, filled_recent, pending = state[:, :, None, None].unbind(1)
-    lanes, places = state.shape[0], torch.arange(queries)[:, None]
-    readable = torch.cat(
-        [
-            (_age(layout.compressed_length) < filled_compressed).expand(lanes, queries, -1),
-            (_age(layout.recent_length) < filled_recent).expand(lanes, queries, -1),
-            torch.arange(width) <= pending + places,
-        ],
-        dim=2,
-    )
-    mask = torch.zeros(readable.shape, dtype=like.dtype).masked_fill(~readable, float("-inf"))
-    return mask.to(like.device)
-
-
-def _age(slots: int) -> Tensor:
-    return slots - 1 - torch.arange(slots)
+    return sinusoids(config.d_model, nearest, furthest, like.dtype, like.device)
 
 
 def _common(counts: Tensor) -> Tensor:
-    """One number instead of `counts [batch]` where all lanes have the same."""
+    """Return one number instead of `counts [batch]` where all lanes have the same."""
     return counts[:1] if bool((counts == counts[0]).all()) else counts
 
 
@@ -281,8 +256,8 @@ def _distinct(offsets: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 @lru_cache(maxsize=128)  # two tables a layout, and a deep model may have as many layouts as layers
-def _sinusoids(width: int, first: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows [sin(d · w), cos(d · w)] for the distances or places d = first, first + 1, ... (Dai et al. 2019).
+def sinusoids(width: int, first: float, count: int, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
+    """Return rows [sin(d · w), cos(d · w)] for the distances or places d = first, first + 1, ... (Dai et al. 2019).
 
     There are width / 2 frequencies w = 10,000^(-2k / width), in RoFormer's angles as in sinusoids.
     """

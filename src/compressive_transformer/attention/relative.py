@@ -2,10 +2,13 @@
 
     score(i, j) = ((q_i + u) · k_j + (q_i + v) · W_r R(i - j)) / sqrt(d_head)      (Dai et al. 2019, Sec. 3.3)
 
-One function, `relative_attention`, has two forms of the same score; `docs/attention.md` has the figures.
+`plain_scores` is that equation in loops. `relative_attention` computes it fast, in one of two forms that the device
+decides; `docs/attention.md` has the figures.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,31 +17,34 @@ from torch.nn import functional
 from ..config import ModelConfig
 from .base import Attention, Projected, WeightsCallback, report_weights
 from .cpu import CpuRelativeAttention
-from .positions import Grid, RelativePositions
+from .positions import Grid, RelativePositions, sinusoids
+
+Kernel = Callable[..., Tensor]
+"""Computes attention from content, keys, values, mask, grids and `on_weights`, as `relative_attention` does."""
 
 
 class RelativeAttention(Attention):
     """Multi-head attention whose scores depend on content and on distance, never on absolute place."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, kernel: Kernel) -> None:
         super().__init__(config)
+        self.kernel = kernel
         self.position = nn.Linear(config.d_model, config.d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
         self.position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
-        # "unit" as the paper's authors have it: compressed slots get a projection and a bias of their own.
+        # As in the authors' code for "unit": another projection and another bias for compressed slots.
         compressed_length = config.of_layer(layer).compressed_length
-        self.own_compressed_position = config.compressed_position == "unit" and compressed_length > 0
-        if self.own_compressed_position:
+        self.separate_compressed_position = config.compressed_position == "unit" and compressed_length > 0
+        if self.separate_compressed_position:
             self.compressed_position = nn.Linear(config.d_model, config.d_model, bias=False)
             self.compressed_position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
 
     def forward(
         self, projected: Projected, positions: RelativePositions, on_weights: WeightsCallback | None = None
     ) -> Tensor:
-        """Attention `[batch, query, d_model]` of projected queries over slots.
+        """Return the attention `[batch, query, d_model]` of projected queries over [compressed | recent | segment].
 
-        Slots are [compressed | recent | segment], the segment's own states included. `observe` is told the
-        weights; queries beyond those that are given are padding.
+        `on_weights` is called with each head's weights, in which queries beyond those of `projected` are padding.
         """
         chunk = projected.queries.shape[1]
         keys, values = self._split(projected.keys_values)
@@ -48,17 +54,21 @@ class RelativeAttention(Attention):
             self._relative(queries, grid, positions, compressed=len(positions.grids) - at == 2)
             for at, grid in enumerate(positions.grids)
         ]
-        mixed = relative_attention(content, keys, values, positions.mask.to(keys.dtype), grids, on_weights)
+        mixed = self.kernel(content, keys, values, positions.mask.to(keys.dtype), grids, on_weights)
         mixed_output: Tensor = self.output(mixed[:, :chunk].flatten(2))
         return mixed_output
+
+    def position_parameters(self, *, compressed: bool) -> tuple[nn.Linear, Tensor]:
+        """Return W_r and the bias v `[head, d_head]` for compressed slots, or for recent slots and the segment."""
+        if compressed and self.separate_compressed_position:
+            return self.compressed_position, self.compressed_position_bias
+        return self.position, self.position_bias
 
     def _relative(
         self, queries: Tensor, grid: Grid, positions: RelativePositions, *, compressed: bool
     ) -> tuple[Tensor, Tensor, int]:
-        """Queries `[step, batch, a, head, d_head]`, rows `[step, 1 or batch, row, head, d_head]`, slots."""
-        own = compressed and self.own_compressed_position
-        projection = self.compressed_position if own else self.position
-        bias = self.compressed_position_bias if own else self.position_bias
+        """Return queries `[step, batch, a, head, d_head]`, rows `[step, 1 or batch, row, head, d_head]`, slots."""
+        projection, bias = self.position_parameters(compressed=compressed)
         rows = self._heads(positions.projected(projection, grid))
         if grid.lanes is not None:
             rows = rows[:, grid.lanes.to(rows.device)]
@@ -99,7 +109,7 @@ def masked_attention(
     grids: list[tuple[Tensor, Tensor, int]],
     on_weights: WeightsCallback | None = None,
 ) -> Tensor:
-    """`relative_attention` by way of `scaled_dot_product_attention`, for devices with fused kernels."""
+    """Return `relative_attention` by way of `scaled_dot_product_attention`, for devices with fused kernels."""
     blocks = []
     for queries, rows, slots in grids:
         rows = rows.expand(-1, queries.shape[1], -1, -1, -1)
@@ -114,8 +124,25 @@ def masked_attention(
     return mixed.transpose(1, 2)
 
 
+def plain_scores(
+    queries: Tensor, keys: Tensor, distances: Tensor, content_bias: Tensor, position_bias: Tensor, projection: Tensor
+) -> Tensor:
+    """Return the scores `[query, slot]` of one head by the equation above, in loops, for tests to compare.
+
+    `queries [query, d_head]` and `keys [slot, d_head]` are those of one lane, `distances [query, slot]` are in tokens,
+    `projection [d_head, d_model]` holds the head's rows of W_r. Distances below 0 lie in the future: -inf.
+    """
+    scores = torch.full(distances.shape, float("-inf"), dtype=keys.dtype)
+    for i, query in enumerate(queries):
+        for j, key in enumerate(keys):
+            if distances[i, j] >= 0:
+                distance = projection @ sinusoids(projection.shape[1], float(distances[i, j]), 1, keys.dtype)[0]
+                scores[i, j] = ((query + content_bias) @ key + (query + position_bias) @ distance) / len(query) ** 0.5
+    return scores
+
+
 def _shifted(scores: Tensor, slots: int) -> Tensor:
-    """What `headwise.shifted` gives, by slices and reshapes alone, which torch.compile can follow."""
+    """Return what `cpu.shifted` returns, by slices and reshapes alone, which torch.compile can follow."""
     queries, width = scores.shape[-2:]
     if queries == 1:  # then there may be no more rows than slots
         return scores[..., :slots]

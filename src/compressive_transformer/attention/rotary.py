@@ -22,9 +22,9 @@ class RotaryAttention(Attention):
     def forward(
         self, projected: Projected, positions: RotaryPositions, on_weights: WeightsCallback | None = None
     ) -> Tensor:
-        """Attention `[batch, query, d_model]` of projected queries over slots.
+        """Return the attention `[batch, query, d_model]` of projected queries over [compressed | recent | segment].
 
-        Slots are [compressed | recent | segment], the segment's own states included. `observe` is told the weights.
+        `on_weights` is called with each head's weights.
         """
         keys, values = self._split(projected.keys_values)
         keys = rotated(keys, positions.slots)
@@ -40,7 +40,7 @@ class RotaryAttention(Attention):
 
 
 def rotated(states: Tensor, angles: Tensor) -> Tensor:
-    """`states [batch, place, head, d_head]`, each pair turned by its angle; the dtype stays.
+    """Turn each pair of numbers of `states [batch, place, head, d_head]` by its angle; the dtype stays.
 
     `angles [1 or batch, place, d_head]` holds all sines, then all cosines. Number k of a head and number
     k + d_head / 2 are a pair; RoFormer pairs neighbours, which names the rows of the projections otherwise.

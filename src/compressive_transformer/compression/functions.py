@@ -6,41 +6,60 @@ name it in the config.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..config import ModelConfig
 from ..errors import CompressiveError
 
 
 class Compression(nn.Module):
-    """Base class of f_c: replaces each group of `compression_rate` hidden states by one."""
+    """Base class of compression functions f_c, which replace each group of c hidden states by one.
+
+    Subclass it, define `forward`, and register the class in `COMPRESSIONS` under the name that configs use.
+
+    Args:
+        config: Sizes of the model.
+        compression_rate: States of a group (c), in the layer that the function belongs to.
+
+    Raises:
+        CompressiveError: `config.compression_heads` is not 1 and the function has no heads.
+    """
 
     uses_usage: ClassVar[bool] = False
-    """Whether `forward` takes the usage of the evicted states as well; it is computed only for those that do."""
+    """True if `forward` takes the usage of the evicted states too; it is computed only for functions that ask."""
     scalable: ClassVar[bool] = True
-    """Whether `compressed_scale = "rms"` applies; not to functions that give evicted states as they are."""
+    """True if `compressed_scale = "rms"` applies; False for functions that return evicted states unchanged."""
     overlap: ClassVar[int] = 0
-    """States after its own that a group holds as well: `forward` takes c + overlap of them. Memory must be as long."""
+    """States after its c that a group holds too: `forward` takes c + overlap of them. Memory must be as long."""
     uses_heads: ClassVar[bool] = False
-    """Whether the constructor takes `heads`, the config's `compression_heads`, as well."""
+    """True if the function has `config.compression_heads` heads."""
 
-    def __init__(self, d_model: int, compression_rate: int) -> None:
+    def __init__(self, config: ModelConfig, compression_rate: int) -> None:
         super().__init__()
-        self.d_model = d_model
+        self.d_model = config.d_model
         self.compression_rate = compression_rate
+        if config.compression_heads != 1 and not self.uses_heads:
+            able = [name for name, kind in COMPRESSIONS.items() if kind.uses_heads]
+            raise CompressiveError(
+                f"compression_heads ({config.compression_heads}) must be 1 with compression = {config.compression!r}; "
+                f"heads are for {', '.join(able)}"
+            )
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate + overlap, d_model]` -> `[batch, group, d_model]`.
+        """Compress all groups that one commit evicts.
 
-        The groups are all that one commit evicts, oldest first. A lane that evicts fewer of them than others
-        has groups of zeros before its own; what is made of those is thrown away.
+        Args:
+            evicted: Groups, oldest first, `[batch, group, compression_rate + overlap, d_model]`. A lane that evicts
+                fewer groups than others has groups of zeros before its first one; their results are discarded.
+            usage: Only with `uses_usage`. Mean attention that each state received, over heads and over all tokens that
+                could read it, `[batch, group, compression_rate]`; -inf in groups of zeros.
 
-        With `uses_usage` it is `forward(evicted, usage)`: `usage [batch, group, compression_rate]` is the mean
-        attention that each state received, over heads and over all tokens that could read it, its own included;
-        -inf in groups of zeros.
+        Returns:
+            One state a group, `[batch, group, d_model]`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(evicted)")
 
@@ -68,9 +87,10 @@ class Convolution(Compression):
     learns slowly. Kernel and stride are equal, so it is one linear map of the joined states of a group.
     """
 
-    def __init__(self, d_model: int, compression_rate: int) -> None:
-        super().__init__(d_model, compression_rate)
-        mean = torch.eye(d_model).repeat(1, compression_rate) / compression_rate
+    def __init__(self, config: ModelConfig, compression_rate: int) -> None:
+        super().__init__(config, compression_rate)
+        count = compression_rate + self.overlap
+        mean = torch.eye(self.d_model).repeat(1, count) / count
         self.weight = nn.Parameter(mean)  # [d_model, (compression_rate + overlap) * d_model]
 
     def forward(self, evicted: Tensor) -> Tensor:
@@ -88,10 +108,6 @@ class OverlappingConvolution(Convolution):
 
     overlap = 1
 
-    def __init__(self, d_model: int, compression_rate: int) -> None:
-        super().__init__(d_model, compression_rate + self.overlap)
-        self.compression_rate = compression_rate
-
 
 class DilatedConvolutions(Compression):
     """Three convolutions of kernel 2, dilated by 1, 2 and 4, a ReLU after each, then the strided one (Sec. 3.2).
@@ -105,8 +121,9 @@ class DilatedConvolutions(Compression):
 
     dilations = (1, 2, 4)
 
-    def __init__(self, d_model: int, compression_rate: int) -> None:
-        super().__init__(d_model, compression_rate)
+    def __init__(self, config: ModelConfig, compression_rate: int) -> None:
+        super().__init__(config, compression_rate)
+        d_model = self.d_model
         halves = torch.cat([torch.eye(d_model), -torch.eye(d_model)])
         taps = [halves, torch.eye(2 * d_model), torch.eye(2 * d_model)]
         # [2 * d_model, earlier and own state]: each begins by passing the own state on.
@@ -138,7 +155,7 @@ class MostUsed(Compression):
         return evicted.flatten(1, 2).gather(1, self.kept(usage)[:, :, None].expand(-1, -1, self.d_model))
 
     def kept(self, usage: Tensor) -> Tensor:
-        """Places `[batch, group]` of the kept states among all that are evicted, for their `usage` as `forward` has it.
+        """Return the places `[batch, group]` of the kept states among all evicted ones, given the usage of `forward`.
 
         Where a lane has groups of padding, as many places at the old end mean nothing.
         """
@@ -161,11 +178,12 @@ class AttentionPool(Compression):
 
     uses_heads = True
 
-    def __init__(self, d_model: int, compression_rate: int, heads: int = 1) -> None:
-        super().__init__(d_model, compression_rate)
-        if d_model % heads:
-            raise CompressiveError(f"compression_heads ({heads}) must divide d_model ({d_model})")
-        self.queries = nn.Parameter(torch.zeros(heads, d_model))
+    def __init__(self, config: ModelConfig, compression_rate: int) -> None:
+        super().__init__(config, compression_rate)
+        heads = config.compression_heads
+        if self.d_model % heads:
+            raise CompressiveError(f"compression_heads ({heads}) must divide d_model ({self.d_model})")
+        self.queries = nn.Parameter(torch.zeros(heads, self.d_model))
 
     def forward(self, evicted: Tensor) -> Tensor:
         """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
@@ -177,17 +195,17 @@ class AttentionPool(Compression):
 
 
 def match_rms(compressed: Tensor, evicted: Tensor) -> Tensor:
-    """`compressed [batch, group, d_model]`, each state as large as those that it replaces. Ours, not the paper's.
+    """Scale `compressed [batch, group, d_model]` to the size of the states that it replaces. Ours, not the paper's.
 
-    Large is the root mean square over `evicted [batch, group, compression_rate, d_model]`. The mean of c unlike
+    Size is the root mean square over `evicted [batch, group, compression_rate, d_model]`. The mean of c unlike
     states is sqrt(c) times smaller than they are, so attention, which reads both with the same keys and values,
     would hardly find it; and a loss that shrinks a state would hide it. Groups of zeros stay zero.
     """
     # Squares leave the range of half precision.
     precise = torch.promote_types(compressed.dtype, torch.float32)
-    wanted = evicted.to(precise).square().mean((2, 3)).sqrt()
-    own = compressed.to(precise).square().mean(2).add(1e-12).rsqrt()
-    return compressed * (wanted * own)[..., None].to(compressed.dtype)
+    target = evicted.to(precise).square().mean((2, 3)).sqrt()
+    inverse = compressed.to(precise).square().mean(2).add(1e-12).rsqrt()
+    return compressed * (target * inverse)[..., None].to(compressed.dtype)
 
 
 COMPRESSIONS: dict[str, type[Compression]] = {
@@ -201,23 +219,26 @@ COMPRESSIONS: dict[str, type[Compression]] = {
 }
 
 
-def build_compression(name: str, d_model: int, compression_rate: int, *, heads: int = 1) -> Compression:
-    """The compression function registered as `name`.
+def build_compression(config: ModelConfig, layer: int) -> Compression | None:
+    """Return the compression function of one layer, None where it has no compressed memory.
 
-    Raises CompressiveError where there is none, and for `heads` that the function has no use for.
+    Raises:
+        CompressiveError: The name is not registered, or the function does not fit the config.
     """
-    if name not in COMPRESSIONS:
+    if config.compression not in COMPRESSIONS:
         raise CompressiveError(
-            f"compression ({name!r}) is not a registered compression function; "
+            f"compression ({config.compression!r}) is not a registered compression function; "
             f"known: {', '.join(COMPRESSIONS)}. "
-            f'Register your own with COMPRESSIONS["{name}"] = YourClass before the model is built or loaded; '
-            "commands take the file that does so: compressive --plugin FILE.py COMMAND"
+            f'Register your own with COMPRESSIONS["{config.compression}"] = YourClass before the model is built or '
+            "loaded; commands take the file that does so: compressive --plugin FILE.py COMMAND"
         )
-    kind = COMPRESSIONS[name]
-    if heads != 1 and not kind.uses_heads:
-        able = [other for other, function in COMPRESSIONS.items() if function.uses_heads]
+    sizes = config.of_layer(layer)
+    if not sizes.compressed_length:
+        return None
+    compression = COMPRESSIONS[config.compression](config, sizes.compression_rate)
+    if sizes.memory_length < compression.overlap:
         raise CompressiveError(
-            f"compression_heads ({heads}) must be 1 with compression = {name!r}; heads are for {', '.join(able)}"
+            f"memory_length ({sizes.memory_length}) must be at least {compression.overlap} with compression = "
+            f"{config.compression!r}, whose groups hold states that are still in recent memory"
         )
-    options: dict[str, Any] = {"heads": heads} if kind.uses_heads else {}
-    return kind(d_model, compression_rate, **options)
+    return compression

@@ -14,7 +14,7 @@ PerLayer = int | tuple[int, ...]
 """One number for all layers, or one per layer, from the first to the last."""
 
 
-class LayerMemory(NamedTuple):
+class LayerSizes(NamedTuple):
     """The fields of `ModelConfig` that may differ from layer to layer, as one layer has them."""
 
     memory_length: int
@@ -88,7 +88,7 @@ class ModelConfig:
         check_range(self, ("d_model", "n_heads", "d_ff"), low=1, high=2**22)
         check_range(self, ("n_layers",), low=1, high=10_000)
         check_range(self, ("dropout",), low=0)
-        for name in LayerMemory._fields:
+        for name in LayerSizes._fields:
             rate = name == "compression_rate"
             _check_per_layer(self, name, low=int(rate), high=2**16 if rate else 2**31)
         if self.d_model % self.n_heads:
@@ -124,12 +124,12 @@ class ModelConfig:
                 f" each {self.adaptive_factor} times narrower: use fewer adaptive_cutoffs or a smaller adaptive_factor"
             )
 
-    def of_layer(self, layer: int) -> LayerMemory:
+    def of_layer(self, layer: int) -> LayerSizes:
         """The lengths of memory and the rate of one layer, counted from 0."""
         if not 0 <= layer < self.n_layers:
             raise CompressiveError(f"layer ({layer}) must lie in 0 .. {self.n_layers - 1}")
         given = (self.memory_length, self.compressed_length, self.compression_rate)
-        return LayerMemory(*(value if isinstance(value, int) else value[layer] for value in given))
+        return LayerSizes(*(value if isinstance(value, int) else value[layer] for value in given))
 
     @property
     def temporal_range(self) -> int:

@@ -192,7 +192,7 @@ def _predicted(model: CompressiveTransformer, split: Split, batch_size: int) -> 
         for segment in lanes:
             memory = model.empty_memory(len(segment.starts)) if memory is None else memory.reset(segment.starts)
             firsts = memory.seen.tolist()
-            output = model(segment.tokens.to(device), memory, segment.lengths, distances=distances)
+            output = model(segment.tokens.to(device), memory, segment.lengths, position_cache=distances)
             likeliest = output.logits.argmax(-1).cpu().numpy()
             reading = zip(segment.documents.tolist(), firsts, segment.lengths.tolist(), likeliest, strict=True)
             for number, first, length, tokens in reading:

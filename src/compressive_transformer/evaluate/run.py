@@ -117,7 +117,7 @@ def score_documents(
                 learner.begin()
             with torch.set_grad_enabled(learner is not None):
                 tokens, targets = segment.tokens.to(device), segment.targets.to(device)
-                output = model(tokens, memory, segment.lengths, targets, distances=distances)
+                output = model(tokens, memory, segment.lengths, targets, position_cache=distances)
                 loss = output.nats.sum() / max(segment.total_targets, 1)
             scored, reading = output.nats.detach().cpu(), segment.documents >= 0
             nats.index_add_(0, segment.documents[reading], scored.sum(1)[reading])

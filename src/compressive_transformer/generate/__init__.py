@@ -1,7 +1,6 @@
 """Text out of a model: a stream that reads, scores and writes, and a decoder with cached keys and values."""
 
 from .decoder import CachedDecoder
-from .lanes import LaneDecoder
 from .layers import has_plain_layers
 from .line_scores import ScoredLine, score_lines
 from .packed import PRECISIONS, Precision, check_precision
@@ -11,7 +10,6 @@ from .stream import Stream
 __all__ = [
     "PRECISIONS",
     "CachedDecoder",
-    "LaneDecoder",
     "Precision",
     "Sampling",
     "ScoredLine",

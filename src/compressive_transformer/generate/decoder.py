@@ -1,189 +1,232 @@
-"""Decoding one token at a time with cached projections: the model's own numbers, without computing them again."""
+"""Decoding token by token with a KV cache: the model's logits and memory, without projecting anything twice."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ..errors import CompressiveError
-from ..memory import Memory, join, pad_slots
+from ..memory import LayerMemory, Memory, pad_slots
 from ..model import CompressiveTransformer
-from ..model.block import TierStates
-from .kv_cache import Slots
+from .kv_cache import KVCache
 from .layers import PackedModel
 from .packed import Precision
 
 
 class CachedDecoder:
-    """Steps the lanes of a memory token by token; logits and memory are those of the model in evaluation mode.
+    """Decoder that reads one token of each lane at a time; lanes may have any ages, join and leave.
 
-    It keeps projected keys and values of all slots in buffers of fixed size, written in place, and a copy of the
-    weights in the form that is fastest for a few rows. When the model's weights change, build a new decoder: this one
-    would mix old and new. Nothing has a gradient.
+    Logits and memory are those of the model in evaluation mode. Keys and values of all slots are kept in buffers of
+    fixed size, and the weights are copied into the form that is fastest for a few rows: build a new decoder when the
+    model's weights change. Nothing has a gradient.
 
-    Lanes of one age step together; of a batch with several ages each age takes a pass of its own.
+    Args:
+        model: The model.
+        memory: Memory to continue from, which may be in mid-segment; by default there are no lanes until `join`.
+        precision: "full" keeps the model's numbers; "bf16" and "int8" round the weights of all large products and the
+            states that enter them. States that are read at the start or compressed by a commit are projected in full
+            precision all the same.
+
+    Raises:
+        CompressiveError: The precision is unknown, or "int8" off the CPU; memory does not fit the model; or a layer is
+            not plain, for example an adapter (see `has_plain_layers`).
     """
 
-    def __init__(self, model: CompressiveTransformer, memory: Memory, precision: Precision = "full") -> None:
-        """A decoder that goes on from `memory`, which may be in the midst of a segment.
-
-        precision: "full" has the model's weights and gives its numbers, "bf16" and "int8" round the weights of all
-        large products and the states that go into them; what is read at the start and what a commit compresses is
-        projected in full precision all the same. Raises CompressiveError for another one, for "int8" off the CPU,
-        where memory does not fit the model, and for a model with layers that are not its own (see `is_plain`).
-        """
+    def __init__(
+        self, model: CompressiveTransformer, memory: Memory | None = None, precision: Precision = "full"
+    ) -> None:
         self.model = model
         self.precision = precision
+        self._segment_length = model.config.segment_length
         with torch.no_grad():
             self._packed = PackedModel(model, precision)
-        self.restart(memory)
+        self._seen: list[int] = []
+        self._caches: list[KVCache] = []
+        self.restart(model.empty_memory(1) if memory is None else memory)
+        if memory is None:
+            self._seen = []
 
+    @torch.no_grad()
     def restart(self, memory: Memory) -> None:
-        """Go on from another memory, of any number of lanes."""
+        """Continue from another memory, with any number of lanes."""
         self.model.check_memory(memory, memory.batch_size)
-        ages = memory.seen.unique().tolist()
-        self._indices = [(memory.seen == age).nonzero().squeeze(1) for age in ages]
-        self._order = torch.cat(self._indices).argsort()
-        with torch.no_grad():
-            self._lanes = [_Lanes(self._packed, memory.select(indices)) for indices in self._indices]
+        if not self._caches or self._capacity != memory.batch_size:
+            sizes = (self.model.config.n_layers, memory.batch_size, self._segment_length, self.model.config.d_model)
+            self._pending = self._packed.weight.new_zeros(sizes)
+            # Written in place by later steps: never a caller's tensors.
+            self._layers = [self._padded(layer).map(torch.clone) for layer in memory.detach().layers]
+            layouts = dict.fromkeys(self.model.layouts)
+            self._caches = [KVCache(self._packed, layout, memory.batch_size) for layout in layouts]
+        self._seen = memory.seen.tolist()
+        self._take(slice(0, self.batch_size), memory)
 
+    @torch.no_grad()
+    def join(self, memory: Memory) -> int:
+        """Add a lane that continues from `memory`, which has one lane; return its place, the last one."""
+        self.model.check_memory(memory, 1)
+        place = self.batch_size
+        if place == self._capacity:  # make room for twice as many
+            self._gather(torch.arange(2 * place).clamp(max=place - 1))
+        self._seen.append(int(memory.seen))
+        self._take(slice(place, place + 1), memory)
+        return place
+
+    @torch.no_grad()
+    def leave(self, place: int) -> Memory:
+        """Remove the lane at `place` and return its memory; the last lane moves there."""
+        memory = self.lane(place)
+        last = self._seen.pop()
+        if place < self.batch_size:
+            self._seen[place] = last
+            lanes = torch.arange(self._capacity)
+            lanes[place] = self.batch_size
+            self._gather(lanes)
+        return memory
+
+    @torch.no_grad()
     def select(self, indices: Tensor) -> None:
-        """Go on with the lanes `indices [new batch]` (int64), in that order; a lane may be repeated.
+        """Continue with the lanes `indices [new batch]` (int64), in that order; a lane may be repeated.
 
-        Where each place keeps its age, as in a beam search, projections move with their lanes; else they are made anew.
-        Raises CompressiveError for lanes that there are not.
+        Raises:
+            CompressiveError: There is no such lane.
         """
-        seen = self.seen
-        chosen = Memory(seen, (), (), ()).select(indices)
-        if not torch.equal(chosen.seen, seen):
-            self.restart(self.memory.select(indices))
-            return
-        for lanes, places in zip(self._lanes, self._indices, strict=True):
-            lanes.select(torch.searchsorted(places, indices.cpu()[places]))
+        self._seen = Memory(self.seen, ()).select(indices).seen.tolist()
+        if not torch.equal(indices.cpu(), torch.arange(self._capacity)):
+            self._gather(indices)
 
     @property
     def batch_size(self) -> int:
         """Number of lanes."""
-        return sum(map(len, self._indices))
+        return len(self._seen)
 
     @property
     def seen(self) -> Tensor:
         """Tokens since the document of each lane began `[batch]`."""
-        return torch.cat([torch.full((lanes.batch_size,), lanes.seen) for lanes in self._lanes])[self._order]
+        return torch.tensor(self._seen, dtype=torch.int64)
 
     @property
     def memory(self) -> Memory:
-        """What the lanes remember now; later steps do not change it."""
-        memories = [lanes.memory() for lanes in self._lanes]
-        return memories[0] if len(memories) == 1 else join(memories).select(self._order)
+        """Memory of all lanes now; later steps do not change it."""
+        return self._copy(slice(0, self.batch_size))
+
+    def lane(self, place: int) -> Memory:
+        """Return the memory of the lane at `place`, one lane; later steps do not change it."""
+        if not 0 <= place < self.batch_size:
+            raise CompressiveError(f"place ({place}) must be that of one of the {self.batch_size} lanes, from 0 on")
+        return self._copy(slice(place, place + 1))
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits `[batch, vocab_size]` after reading one more token of each lane, `tokens [batch]`."""
-        if tokens.shape != (self.batch_size,) or tokens.dtype not in (torch.int64, torch.int32):
+        """Read one more token of each lane.
+
+        Args:
+            tokens: Token ids, `[batch]`.
+
+        Returns:
+            Logits of the next token, `[batch, vocab_size]`.
+
+        Raises:
+            CompressiveError: There are no lanes, or `tokens` has another shape or dtype.
+        """
+        batch = self.batch_size
+        if tokens.shape != (batch,) or tokens.dtype not in (torch.int64, torch.int32) or not batch:
             raise CompressiveError(
-                f"tokens must be integers [batch = {self.batch_size}], got {tokens.dtype} {list(tokens.shape)}"
+                f"tokens must be integers [batch = {batch}], got {tokens.dtype} {list(tokens.shape)}"
             )
-        if len(self._lanes) == 1:
-            return self._lanes[0].step(tokens)
-        logits = [lanes.step(tokens[at]) for lanes, at in zip(self._lanes, self._indices, strict=True)]
-        return torch.cat(logits)[self._order.to(tokens.device)]
-
-
-class _Lanes:
-    """Lanes of one age: their hidden states, as memory has them, and the projections of these."""
-
-    def __init__(self, packed: PackedModel, memory: Memory) -> None:
-        self.packed = packed
-        self.model = packed.model
-        self.seen = int(memory.seen[0])
-        self.batch_size = memory.batch_size
-        self.segment_length = packed.config.segment_length
-        memory = memory.detach()
-        self.compressed, self.recent = list(memory.compressed), list(memory.recent)
-        begun = self.seen % self.segment_length
-        self.pending = packed.weight.new_zeros(
-            packed.config.n_layers, self.batch_size, self.segment_length, packed.config.d_model
-        )
-        self.pending[:, :, :begun] = torch.stack([states[:, :begun] for states in memory.pending])
-        self.usage = [
-            pad_slots(sums, layer.block.uses_usage * (recent.shape[1] + self.segment_length - sums.shape[1]))
-            for layer, sums, recent in zip(packed.layers, memory.usage, memory.recent, strict=bool(memory.usage))
-        ]
-        self.slots = [Slots(packed, layout, self.batch_size) for layout in dict.fromkeys(self.model.layouts)]
-        for slots in self.slots:
-            for layer in slots.layers:
-                states = [self.compressed[layer], self.recent[layer], self.pending[layer, :, :begun]]
-                slots.fill(layer, torch.cat(states, dim=1), 0)
-            slots.begin(self.seen)
-
-    def memory(self) -> Memory:
-        begun = self.seen % self.segment_length
-        usage = zip(self.packed.layers, self.usage, self.recent, strict=bool(self.usage))
-        return Memory(
-            seen=torch.full((self.batch_size,), self.seen),
-            compressed=tuple(self.compressed),
-            recent=tuple(self.recent),
-            pending=tuple(self.pending[:, :, :begun].clone().unbind(0)),
-            usage=tuple(
-                sums[:, : layer.block.uses_usage * (recent.shape[1] + begun)].clone() for layer, sums, recent in usage
-            ),
-        )
-
-    def select(self, places: Tensor) -> None:
-        """Lane b goes on from what lane `places[b]` has read; memory that was handed out stays as it was."""
-        if torch.equal(places, torch.arange(self.batch_size)):
-            return
-        places = places.to(self.pending.device)
-        self.compressed, self.recent, self.usage = (
-            [states[places] for states in tier] for tier in (self.compressed, self.recent, self.usage)
-        )
-        self.pending = self.pending[:, places]
-        for slots in self.slots:
-            slots.buffer.copy_(slots.buffer[:, :, :, places])  # in place, where views into it are kept
-
-    def step(self, tokens: Tensor) -> Tensor:
-        place = self.seen % self.segment_length
-        reached = {
-            layer: (reach, slots.mask)
-            for slots in self.slots
-            for layer, reach in zip(slots.layers, slots.reach(place), strict=True)
+        views = {
+            layer: view
+            for cache in self._caches
+            for layer, view in zip(cache.layers, cache.views(self._seen), strict=True)
         }
         hidden = self.model.embedding(tokens.contiguous()[:, None])[:, 0]
         states = []
-        for layer, packed in enumerate(self.packed.layers):
-            hidden, state, weights = packed.step(hidden, *reached[layer])
+        for number, (layer, memory) in enumerate(zip(self._packed.layers, self._layers, strict=True)):
+            hidden, state, weights = layer.step(hidden, views[number])
             states.append(state)
-            if packed.block.uses_usage:
-                self._receive(layer, weights)
-        torch.stack(states, out=self.pending[:, :, place])
-        self.seen += 1
-        if place + 1 == self.segment_length:
-            self._commit()
-        return self.packed.logits(hidden)
+            if memory.usage is not None:
+                received = weights.to(memory.usage.dtype).mean(1)[:, memory.compressed.shape[1] :, None]
+                memory.usage[:batch, : received.shape[1]] += received
+        self._write_pending(torch.stack(states))
+        self._seen = [seen + 1 for seen in self._seen]
+        for lanes, seen in self._runs(
+            place for place, seen in enumerate(self._seen) if not seen % self._segment_length
+        ):
+            self._commit(lanes, seen)
+        return self._packed.logits(hidden)
 
-    def _receive(self, layer: int, weights: Tensor) -> None:
-        """Add the mean over heads of `weights [head · batch, 1, slot]` to what slots received."""
-        sums = self.usage[layer]
-        received = weights.view(-1, self.batch_size, weights.shape[2]).to(sums.dtype).mean(0)
-        received = received[:, self.compressed[layer].shape[1] :, None]
-        sums[:, : received.shape[1]] += received
+    @property
+    def _capacity(self) -> int:
+        return self._pending.shape[1]
 
-    def _commit(self) -> None:
-        """The commit of the blocks themselves, on hidden states; then projections follow."""
-        zero = self.pending.new_zeros(())
-        kept = zip(self.compressed, self.recent, self.usage or [zero] * len(self.recent), strict=True)
-        tiers = [
-            TierStates(compressed, recent, pending, usage, zero, zero)
-            for (compressed, recent, usage), pending in zip(kept, self.pending, strict=True)
+    def _runs(self, places: Iterable[int]) -> Iterator[tuple[slice, int]]:
+        """Yield neighbors of one age among `places` as a slice, and their age."""
+        for (seen, _), run in groupby(enumerate(places), lambda pair: (self._seen[pair[1]], pair[1] - pair[0])):
+            neighbors = [place for _, place in run]
+            yield slice(neighbors[0], neighbors[-1] + 1), seen
+
+    def _padded(self, layer: LayerMemory) -> LayerMemory:
+        """Return a layer's memory with usage for a whole segment, and without its pending states."""
+        usage = layer.usage
+        if usage is not None:
+            usage = pad_slots(usage, layer.recent.shape[1] + self._segment_length - usage.shape[1])
+        return LayerMemory(layer.compressed, layer.recent, layer.pending[:, :0], usage)
+
+    def _take(self, lanes: slice, memory: Memory) -> None:
+        """Write the memory of new lanes to their places."""
+        for states, target, layer in zip(self._pending, self._layers, memory.layers, strict=True):
+            width = min(layer.pending.shape[1], self._segment_length)
+            states[lanes, :width], states[lanes, width:] = layer.pending[:, :width], 0
+            source = self._padded(layer)
+            for name, tensor in target.tensors().items():
+                tensor[lanes] = source.tensors()[name]
+        for run, seen in self._runs(range(lanes.start, lanes.stop)):
+            for cache in self._caches:
+                cache.fill(run, seen, self._states(run))
+
+    def _states(self, lanes: slice) -> list[LayerMemory]:
+        """Return views of the memory of some lanes, layer by layer, with a whole segment of pending states."""
+        return [
+            replace(layer.map(lambda tensor: tensor[lanes]), pending=pending[lanes])
+            for layer, pending in zip(self._layers, self._pending, strict=True)
         ]
-        committed = self.packed.commit(tiers, self.pending, torch.full((self.batch_size,), self.seen))
-        self.compressed = [tier.compressed for tier in committed]
-        self.recent = [tier.recent for tier in committed]
-        self.usage = [
-            pad_slots(tier.usage, layer.block.uses_usage * self.segment_length)
-            for tier, layer in zip(committed, self.packed.layers, strict=True)
-            if self.usage
-        ]
-        for slots in self.slots:
-            slots.commit(self.seen, {layer: self.compressed[layer] for layer in slots.layers})
+
+    def _copy(self, lanes: slice) -> Memory:
+        """Return a copy of the memory of some lanes, with as many pending states as they need."""
+        seen = self.seen[lanes]
+        width = int((seen % self._segment_length).max()) if len(seen) else 0
+        layers = []
+        for layer in self._states(lanes):
+            usage = None if layer.usage is None else layer.usage[:, : layer.recent.shape[1] + width]
+            layers.append(replace(layer, pending=layer.pending[:, :width], usage=usage).map(torch.clone))
+        return Memory(seen, tuple(layers))
+
+    def _gather(self, lanes: Tensor) -> None:
+        """Bring lanes `[new capacity]` to new places, one after another."""
+        device = self._pending.device
+        self._pending = self._pending[:, lanes.to(device)]
+        self._layers = [layer.map(lambda tensor: tensor[lanes.to(device)]) for layer in self._layers]
+        for cache in self._caches:
+            cache.gather(lanes.to(device))
+
+    def _write_pending(self, states: Tensor) -> None:
+        """Write the states `[layer, batch, d_model]` of one token a lane."""
+        places = [seen % self._segment_length for seen in self._seen]
+        if len(set(places)) == 1:
+            self._pending[:, : len(places), places[0]] = states
+        else:
+            self._pending[:, torch.arange(len(places)), torch.tensor(places)] = states
+
+    def _commit(self, lanes: slice, seen: int) -> None:
+        """Commit the segment of some lanes of one age: the blocks do it with hidden states, projections follow."""
+        committed = self._packed.commit(self._states(lanes), torch.full((lanes.stop - lanes.start,), seen))
+        for target, layer in zip(self._layers, committed, strict=True):
+            source = self._padded(layer)
+            for name, tensor in target.tensors().items():
+                tensor[lanes] = source.tensors()[name]
+        self._pending[:, lanes] = 0
+        for cache in self._caches:
+            cache.commit(lanes, seen, committed)

@@ -1,4 +1,4 @@
-"""Keys and values of all slots, for lanes of one age and layers of one layout, in buffers of fixed size."""
+"""KV cache of the layers of one layout: keys and values of [compressed | recent | segment], written in place."""
 
 from __future__ import annotations
 
@@ -6,111 +6,152 @@ import torch
 from torch import Tensor
 
 from ..attention import rotated
-from ..attention.positions import RotaryPositions, chunk_positions
-from ..memory import SlotLayout, new_groups
-from .layers import PackedModel, Reach, Scratch
+from ..attention.positions import Positions, RotaryPositions, chunk_positions, compressed_offsets
+from ..memory import LayerMemory, SlotLayout, new_groups
+from .layers import CacheView, PackedModel, Region
 
 
-class Slots:
-    """Projected [compressed | recent | segment] of the layers of one layout, written in place."""
+class KVCache:
+    """Keys and values of all slots of the layers of one layout, for lanes of any ages.
 
-    def __init__(self, packed: PackedModel, layout: SlotLayout, batch_size: int) -> None:
-        self.packed = packed
-        self.layout = layout
+    Lanes are addressed by slices of neighbors of one age, so that everything is a view.
+    """
+
+    def __init__(self, packed: PackedModel, layout: SlotLayout, lanes: int) -> None:
+        """Make room for `lanes` lanes, all slots empty."""
+        self.packed, self.layout = packed, layout
         self.layers = packed.layers_of(layout)
         self.committed = layout.compressed_length + layout.recent_length
         config = packed.config
         self.rotary = config.position == "rotary"
-        slots, d_head = self.committed + layout.segment_length, config.d_model // config.n_heads
+        sizes = (config.n_heads, self.committed + layout.segment_length, config.d_model // config.n_heads)
         # Keys and values, then, under rotary positions, keys turned by angles that change with each commit.
-        kinds = 3 if self.rotary else 2
-        self.buffer = packed.weight.new_zeros(len(self.layers), kinds, config.n_heads, batch_size, slots, d_head)
-        self.keys = self.buffer[:, 2 if self.rotary else 0].flatten(1, 2).transpose(2, 3)
-        self.values = self.buffer[:, 1].flatten(1, 2)
-        # For all scores, and for those of one region: products into a part of the first would go head by head.
-        self.room, self.apart = packed.weight.new_zeros(2, config.n_heads * batch_size * slots)
-        biases = packed.layers[self.layers[0]].biases
-        self.scratch = Scratch(
-            packed.weight,
-            biases=0 if biases is None else len(biases),
-            n_heads=config.n_heads,
-            batch_size=batch_size,
-            d_head=d_head,
-        )
-        self.reaches: dict[tuple[int, int], list[Reach]] = {}
+        self.buffer = packed.weight.new_zeros(len(self.layers), 3 if self.rotary else 2, lanes, *sizes)
+        self.mask = packed.weight.new_zeros(lanes, self.committed)
+        if self.rotary:
+            self.angles = self._positions(torch.zeros(1, dtype=torch.int64)).queries[0]  # type: ignore[attr-defined]
+        else:
+            self.tables = packed.distance_tables(layout)
+        self._views: dict[tuple[int, ...], list[CacheView]] = {}
 
-    def fill(self, layer: int, states: Tensor, first: int) -> None:
+    def gather(self, lanes: Tensor) -> None:
+        """Bring lanes `[new capacity]` to new places, one after another."""
+        buffer, self.mask = self.buffer[:, :, lanes], self.mask[lanes]
+        if buffer.shape == self.buffer.shape:
+            self.buffer.copy_(buffer)  # in place, where views into it are kept
+        else:
+            self.buffer, self._views = buffer, {}
+
+    def fill(self, lanes: slice, seen: int, layers: list[LayerMemory]) -> None:
+        """Project all states of some lanes of one age; `layers` are those of the whole model, with pending states."""
+        pending = seen % self.layout.segment_length
+        for layer in self.layers:
+            memory = layers[layer]
+            states = torch.cat([memory.compressed, memory.recent, memory.pending[:, :pending]], dim=1)
+            self._project(layer, lanes, states, 0)
+        self._place(lanes, seen)
+
+    def commit(self, lanes: slice, seen: int, layers: list[LayerMemory]) -> None:
+        """Follow the commit of some lanes of one age at `seen` tokens: projections move with their slots.
+
+        Only the slots that are new are projected; `layers` is the memory after the commit.
+        """
+        layout, after = self.layout, torch.tensor([seen])
+        length = layout.compressed_length
+        new = min(int(new_groups(layout, before=after - layout.segment_length, after=after)), length)
+        buffer = self.buffer[:, :, lanes]
+        _move(buffer, length + layout.segment_length, length, layout.recent_length)
+        if new:
+            _move(buffer, new, 0, length - new)
+            for layer in self.layers:
+                self._project(layer, lanes, layers[layer].compressed[:, length - new :], length - new)
+        self._place(lanes, seen)
+
+    def views(self, seen: list[int]) -> list[CacheView]:
+        """Return what the next token of each lane reads and writes, a view for each layer of the layout."""
+        ages = torch.tensor(seen if len(set(seen)) > 1 else seen[:1])
+        places, offsets = self.layout.pending(ages), torch.zeros_like(ages)
+        if not self.rotary:
+            offsets, _ = compressed_offsets(self.packed.config, self.layout, ages)
+        if len(set(zip(places.tolist(), offsets.tolist(), strict=True))) > 1:
+            return self._make_views(len(seen), places, offsets)
+        # Views of one place are made once: a segment later they hold for the next token there.
+        masked = bool(self.mask[: len(seen)].any())
+        key = (len(seen), int(places[0]), int(offsets[0]))
+        if masked or key not in self._views:
+            views = self._make_views(len(seen), places[:1], offsets[:1])
+            if masked:
+                return views
+            self._views[key] = views
+        return self._views[key]
+
+    def _make_views(self, batch: int, places: Tensor, offsets: Tensor) -> list[CacheView]:
+        """Return a view for each layer; `places` and `offsets [1 or batch]` say where the tokens stand."""
+        device, width = self.buffer.device, self.committed + int(places.max()) + 1
+        slots = self.committed + places
+        written = int(slots) if len(slots) == 1 else slots.to(device)
+        regions = [()] * len(self.layers) if self.rotary else self._regions(places, offsets, width)
+        angles = self.angles[places.to(device)][:, None] if self.rotary else None
+        mask, views = self._mask(batch, places, width), []
+        for buffer, own_regions in zip(self.buffer, regions, strict=True):
+            buffer = buffer[:, :batch, :, :width]
+            keys, values = buffer[2 if self.rotary else 0].flatten(0, 1), buffer[1].flatten(0, 1)
+            views.append(CacheView(written, buffer, keys.transpose(1, 2), values, mask, own_regions, angles))
+        return views
+
+    def _mask(self, batch: int, places: Tensor, width: int) -> Tensor | None:
+        """Return the mask of committed slots and of slots that a lane has not written yet."""
+        mask = self.mask[:batch]
+        beyond = torch.arange(width - self.committed) > places[:, None]
+        if not bool(beyond.any()) and not bool(mask.any()):
+            return None
+        ahead = mask.new_zeros(beyond.shape).masked_fill(beyond.to(mask.device), float("-inf"))
+        return torch.cat([mask, ahead.expand(batch, -1)], dim=1)[:, None]
+
+    def _regions(self, places: Tensor, offsets: Tensor, width: int) -> list[tuple[Region, ...]]:
+        """Return the regions of each layer: recent slots and segment, then compressed slots."""
+        compressed = self.layout.compressed_length
+        spans, found = (slice(compressed, width), slice(0, compressed)), []
+        for (rows, bias, first_row), where, slots in zip(self.tables, (places, offsets), spans, strict=False):
+            table, first, count, index = rows, first_row(where), slots.stop - slots.start, None
+            if len(first) == 1:
+                table = table.narrow(-1, int(first), count)
+            else:  # slots that are not yet written lie beyond the last row
+                index = (first[:, None] + torch.arange(count)).clamp(max=table.shape[-1] - 1).to(table.device)
+            found.append([Region(slots, layer_rows, index, bias) for layer_rows in table])
+        return list(zip(*found, strict=True))
+
+    def _project(self, layer: int, lanes: slice, states: Tensor, first: int) -> None:
         """Project `states [batch, slot, d_model]` of a layer into the slots from `first` on."""
         attention = self.packed.layers[layer].block.attention
-        projected = torch.stack(attention.keys_values(states)).permute(0, 3, 1, 2, 4)  # [2, head, batch, slot, d_head]
-        self.buffer[self.layers.index(layer), :2, :, :, first : first + states.shape[1]] = projected
+        projected = torch.stack(attention.keys_values(states)).transpose(2, 3)  # [2, batch, head, slot, d_head]
+        self.buffer[self.layers.index(layer), :2, lanes, :, first : first + states.shape[1]] = projected
 
-    def begin(self, seen: int) -> None:
-        """Take up the places that slots have in the segment to which token `seen` of the document belongs."""
-        layout, config = self.layout, self.packed.config
-        pending = seen % layout.segment_length
-        start = torch.tensor([seen - pending])
-        self.waiting = int(layout.waiting(start))
-        chunk = layout.segment_length if self.rotary else 1
-        positions = chunk_positions(
-            config, layout, seen=start, lengths=torch.tensor([chunk]), chunk=chunk, like=self.packed.weight
-        )
-        mask = positions.mask[0, 0, : self.committed]
-        self.mask = mask.clone() if bool(mask.any()) else None
+    def _place(self, lanes: slice, seen: int) -> None:
+        """Set mask and turned keys to the segment to which token `seen` of the document belongs."""
+        pending = seen % self.layout.segment_length
+        positions = self._positions(torch.tensor([seen - pending]))
+        self.mask[lanes] = positions.mask[0, 0, : self.committed]
         if isinstance(positions, RotaryPositions):
-            self.angles, width = positions.queries, self.committed + pending
-            unturned = self.buffer[:, 0, :, :, :width]
-            places = unturned.flatten(0, 2)[:, :, None]  # [layer · head · batch, slot, 1, d_head]
-            self.buffer[:, 2, :, :, :width] = rotated(places, positions.slots[:, :width]).view(unturned.shape)
-        else:
-            self.rows, self.queries = self.packed.rows(layout, start)
+            width = self.committed + pending
+            keys = self.buffer[:, 0, lanes, :, :width]
+            turned = rotated(keys.flatten(0, 2)[:, :, None], positions.slots[:, :width])  # heads among the lanes
+            self.buffer[:, 2, lanes, :, :width] = turned.view(keys.shape)
 
-    def reach(self, place: int) -> list[Reach]:
-        """What the token at `place` of the segment reads and writes, one for each layer of the layout."""
-        # Views of one place are made once: a segment later they hold for the next token there.
-        if (place, self.waiting) not in self.reaches:
-            self.reaches[place, self.waiting] = self._reach(place)
-        return self.reaches[place, self.waiting]
-
-    def _reach(self, place: int) -> list[Reach]:
-        width, compressed = self.committed + place + 1, self.layout.compressed_length
-        *_, n_heads, batch_size, _, _ = self.buffer.shape
-        own = self.buffer.select(4, width - 1).unbind(0)
-        keys = self.keys.narrow(3, 0, width).unbind(0)
-        values = self.values.narrow(2, 0, width).unbind(0)
-        scores = self.room[: n_heads * batch_size * width].view(n_heads, batch_size, width)
-        shared = (scores.view(n_heads * batch_size, 1, width), scores[:, :, : self.committed], self.scratch)
-        views = zip(own, keys, values, strict=True)
-        if self.rotary:
-            angles = self.angles[:, place : place + 1]
-            return [Reach(*each, *shared, angles=angles) for each in views]
-        regions = []
-        for table, part in zip(self.rows, (scores[:, :, compressed:], scores[:, :, :compressed]), strict=False):
-            around, step = divmod(place, table.shape[0])
-            first = self.queries // table.shape[0] - 1 - around
-            rows = table[step].narrow(3, first, part.shape[2]).unbind(0)
-            room = self.apart[: part.numel()].view(part.shape)
-            regions.append([(distances, room, part) for distances in rows])
-        return [Reach(*each, *shared, rows=rows) for each, rows in zip(views, zip(*regions, strict=True), strict=True)]
-
-    def commit(self, seen: int, compressed: dict[int, Tensor]) -> None:
-        """Follow the commit at `seen` tokens, a whole segment; `compressed` is the memory of each layer after it.
-
-        Projections move with their slots; only the slots that are new are projected.
-        """
-        layout = self.layout
-        after = torch.tensor([seen])
-        groups = int(new_groups(layout, before=after - layout.segment_length, after=after))
-        length = layout.compressed_length
-        move(self.buffer, length + layout.segment_length, length, layout.recent_length)
-        if new := min(groups, length):
-            move(self.buffer, new, 0, length - new)
-            for layer in self.layers:
-                self.fill(layer, compressed[layer][:, length - new :], length - new)
-        self.begin(seen)
+    def _positions(self, start: Tensor) -> Positions:
+        """Return the positions of a whole segment that begins at `start [1]`; of one token where that is enough."""
+        chunk = self.layout.segment_length if self.rotary else 1
+        return chunk_positions(
+            self.packed.config,
+            self.layout,
+            seen=start,
+            lengths=torch.tensor([chunk]),
+            chunk=chunk,
+            like=self.packed.weight,
+        )
 
 
-def move(buffer: Tensor, source: int, target: int, count: int) -> None:
+def _move(buffer: Tensor, source: int, target: int, count: int) -> None:
     """Copy `count` slots of `buffer [..., slot, d_head]` to a place further left; the two may overlap."""
     moved = buffer[..., source : source + count, :]
     buffer[..., target : target + count, :] = moved.clone() if source < target + count else moved

@@ -1,61 +1,67 @@
-"""The weights of a model as decoding reads them: packed once, with the projected distances of relative attention."""
+"""Weights of a model for decoding: packed once, with the projected distances of relative attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..attention import RelativeAttention, rotated
-from ..attention.positions import Positions, RelativePositions, relative_positions
+from ..attention.positions import Positions, compressed_offsets, distance_tables
+from ..config import ModelConfig
 from ..errors import CompressiveError
-from ..memory import SlotLayout
+from ..memory import LayerMemory, SlotLayout
 from ..model import CompressiveTransformer
-from ..model.block import Block, ChunkPlan, TierStates
+from ..model.block import Block, ChunkPlan
+from ..model.checks import evaluation_mode
 from ..model.embedding import TiedEmbedding
 from .packed import Precision, check_precision, pack
 
 
-class Scratch:
-    """Room for what one layer computes for one token, shared by all layers; heads and lanes are one axis, heads first.
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Distances from one token of each lane to the slots of one region."""
 
-    Written again by each layer: views that are made once cost nothing, where each would cost as much as a small sum.
-    """
-
-    def __init__(self, like: Tensor, *, biases: int, n_heads: int, batch_size: int, d_head: int) -> None:
-        self.batch_size = batch_size
-        self.queries = like.new_zeros(max(1, biases), n_heads, batch_size, d_head)
-        self.content = self.queries[0].view(n_heads * batch_size, 1, d_head)
-        self.shifted = self.queries[1:].unbind(0)
-        self.mixed = like.new_zeros(n_heads * batch_size, 1, d_head)
-        self.mixed_lanes = self.mixed.view(n_heads, batch_size, d_head).transpose(0, 1)  # [batch, head, d_head]
+    slots: slice
+    rows: Tensor
+    """Projected distances `[head, d_head, row]`, those of the slots in order where `index` is None."""
+    index: Tensor | None
+    """Row of each slot `[batch, slot]`, where lanes differ."""
+    bias: int
+    """Which of the packed biases goes with it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reach:
-    """What one token of one layer reads and writes: views into buffers, of slots up to its own place."""
+class CacheView:
+    """Slots that one token of each lane reads in one layer, and the slots that it writes; views into the cache."""
 
-    own: Tensor
-    """Where its key and value go and, under rotary positions, its turned key `[2 or 3, head, batch, d_head]`."""
+    slots: int | Tensor
+    """Slot that the token writes: one for all lanes, or one each `[batch]`."""
+    buffer: Tensor
+    """Keys, values and, under rotary positions, turned keys, `[2 or 3, batch, head, slot, d_head]`."""
     keys: Tensor
-    """`[head · batch, d_head, slot]`."""
+    """`[batch · head, d_head, slot]`."""
     values: Tensor
-    """`[head · batch, slot, d_head]`."""
-    scores: Tensor
-    """Room for scores `[head · batch, 1, slot]`, shared by all layers."""
-    masked: Tensor
-    """Those of compressed and recent slots `[head, batch, slot]`."""
-    scratch: Scratch
-    rows: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
-    """Of each region projected distances `[head, d_head, slot]`, room for scores `[head, batch, slot]`, and where they
-    go; relative attention only."""
+    """`[batch · head, slot, d_head]`."""
+    mask: Tensor | None
+    """0 or -inf, `[batch, 1, slot]`; None where all slots may be read."""
+    regions: tuple[Region, ...] = ()
+    """Relative attention only."""
     angles: Tensor | None = None
-    """Of the token's place `[1, 1, d_head]`; rotary attention only."""
+    """Angles of the tokens `[1 or batch, 1, d_head]`; rotary attention only."""
+
+    def write(self, keys_values: Tensor) -> None:
+        """Write `keys_values [2 or 3, batch, head, d_head]` to the slots of the tokens."""
+        if isinstance(self.slots, int):
+            self.buffer[:, :, :, self.slots] = keys_values
+        else:  # indices on both sides of the heads put lanes first
+            lanes = torch.arange(len(self.slots), device=self.slots.device)
+            self.buffer[:, lanes, :, self.slots] = keys_values.transpose(0, 1)
 
 
 class PackedLayer:
@@ -80,23 +86,21 @@ class PackedLayer:
         self.biases: Tensor | None = None
         if isinstance(attention, RelativeAttention):  # of content, of distances, and of compressed distances if other
             biases: list[Tensor] = [attention.content_bias, attention.position_bias]
-            if attention.own_compressed_position:
+            if attention.separate_compressed_position:
                 biases.append(attention.compressed_position_bias)
-            self.biases = (torch.stack(biases) * scale)[:, :, None]
+            self.biases = torch.stack(biases) * scale  # [bias, head, d_head]
 
-    def step(self, hidden: Tensor, reach: Reach, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The next layer's input and the state that memory keeps, `[batch, d_model]` each, and what was attended.
+    def step(self, hidden: Tensor, view: CacheView) -> tuple[Tensor, Tensor, Tensor]:
+        """Read one token of each lane.
 
-        `mask [slot]` is 0 or -inf for compressed and recent slots, None where all are filled. What was attended are
-        weights `[head · batch, 1, slot]`.
+        Returns:
+            The next layer's input and the state that memory keeps, `[batch, d_model]` each, and the attention weights
+            `[batch, head, slot]`.
         """
         state = self.attention_norm(hidden) if self.block.pre_norm else hidden
-        scores = self._scores(self.project(state), reach)
-        if mask is not None:
-            reach.masked.add_(mask)
-        weights = torch.softmax(scores, dim=-1)
-        torch.bmm(weights, reach.values, out=reach.scratch.mixed)
-        return self.finish(hidden, reach.scratch.mixed_lanes.reshape(hidden.shape)), state, weights
+        weights = torch.softmax(self._scores(self.project(state), view), dim=-1)
+        mixed = torch.bmm(weights.flatten(0, 1)[:, None], view.values).view(hidden.shape)
+        return self.finish(hidden, mixed), state, weights
 
     def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         """The next layer's input from this one's and what attention mixed of the values, `[batch, d_model]` each."""
@@ -110,29 +114,28 @@ class PackedLayer:
         hidden = self.narrow(inner, attended + self.narrow_bias)
         return hidden if pre_norm else self.feed_forward_norm(hidden)
 
-    def _scores(self, projected: Tensor, reach: Reach) -> Tensor:
-        """Scores `[head · batch, 1, slot]` of queries in `projected [batch, 3 · d_model]`, whose keys are kept."""
-        batch_size, width = projected.shape
-        d_model, scratch = width // 3, reach.scratch
-        # [query, key and value, head, batch, d_head] in one view each
-        sizes, strides = (self.n_heads, batch_size, self.d_head), (d_model, self.d_head, width, 1)
-        queries = projected.as_strided((1, *sizes), strides)
-        keys_values = projected.as_strided((2, *sizes), strides, d_model)
-        if self.biases is None:
-            assert reach.angles is not None
-            reach.own[:2].copy_(keys_values)
-            # `rotated` takes [batch, place, head, d_head]: here query and key are the batch, heads the places.
-            both = torch.cat([queries, keys_values[:1]]).to(reach.keys.dtype)
-            turned = rotated(both, reach.angles.expand(1, self.n_heads, -1))
-            scratch.queries.copy_(turned[:1])
-            reach.own[2].copy_(turned[1])
-            return torch.bmm(scratch.content, reach.keys, out=reach.scores)
-        reach.own.copy_(keys_values)
-        torch.add(queries, self.biases, out=scratch.queries)
-        for at, (rows, room, scores) in enumerate(reach.rows):
-            torch.bmm(scratch.shifted[at % len(scratch.shifted)], rows, out=room)
-            scores.copy_(room)
-        return reach.scores.baddbmm_(scratch.content, reach.keys)
+    def _scores(self, projected: Tensor, view: CacheView) -> Tensor:
+        """Write keys and values of `projected [batch, 3 · d_model]`, and return the scores `[batch, head, slot]`.
+
+        Queries are scaled already. Under relative positions a score is the sum of three terms, as in
+        `attention/relative.py`; the weights of W_r have met all distances beforehand.
+        """
+        heads = projected.view(-1, 3, self.n_heads, self.d_head).to(view.buffer.dtype)
+        queries, keys_values = heads[:, 0], heads[:, 1:].transpose(0, 1)  # [batch, head, d_head], [2, batch, ...]
+        if view.angles is not None:
+            turned = rotated(heads[:, :2].flatten(1, 2)[:, None], view.angles)[:, 0].unflatten(1, (2, -1))
+            queries, keys_values = turned[:, 0], torch.cat([keys_values, turned[None, :, 1]])
+        view.write(keys_values)
+        content = queries if self.biases is None else queries + self.biases[0]
+        scores = torch.bmm(content.flatten(0, 1)[:, None], view.keys).view(*queries.shape[:2], -1)
+        for region in view.regions:
+            assert self.biases is not None
+            positioned = (queries + self.biases[region.bias]).transpose(0, 1)
+            distances = torch.bmm(positioned, region.rows)  # [head, batch, row]
+            if region.index is not None:
+                distances = distances.gather(2, region.index.expand(self.n_heads, -1, -1))
+            scores[:, :, region.slots] += distances.transpose(0, 1)
+        return scores if view.mask is None else scores.add_(view.mask)
 
 
 def has_plain_layers(model: CompressiveTransformer) -> bool:
@@ -173,7 +176,7 @@ class PackedModel:
         # The logits of an adaptive embedding are those of the model, in full precision.
         tied = isinstance(model.embedding, TiedEmbedding)
         self.read_out = pack(model.embedding.weight, precision) if tied else None
-        self._rows: dict[tuple[SlotLayout, int], tuple[list[Tensor], int]] = {}
+        self._tables: dict[SlotLayout, list[DistanceTable]] = {}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[batch, d_model]` -> `[batch, vocab_size]`, in the model's dtype."""
@@ -187,51 +190,69 @@ class PackedModel:
         """The layers that have this layout."""
         return [layer for layer, other in enumerate(self.model.layouts) if other == layout]
 
-    def rows(self, layout: SlotLayout, seen: Tensor) -> tuple[list[Tensor], int]:
-        """Distances from all tokens of a segment that begins at `seen [1]`, projected; recent slots come first.
+    def distance_tables(self, layout: SlotLayout) -> list[DistanceTable]:
+        """Return projected distances to recent slots and segment, then to compressed slots, for layers of a layout.
 
-        One tensor a region, `[step, layer, head, d_head, row]`: the token at place step · a + b of the segment, of
-        `queries`, reads the rows from queries / step - 1 - a on of step b. The second number is `queries`.
+        They are projected once.
         """
-        waiting = int(layout.waiting(seen))  # the only number of a segment that distances depend on
-        if (layout, waiting) not in self._rows:
-            length = torch.tensor([layout.segment_length])
-            positions = relative_positions(
-                self.config, layout, seen=seen, lengths=length, chunk=layout.segment_length, like=self.weight
-            )
-            self._rows[layout, waiting] = self._projected(layout, positions), positions.queries
-        return self._rows[layout, waiting]
+        if layout not in self._tables:
+            recent, *compressed = distance_tables(self.config, layout, self.weight)
+            last = layout.segment_length - 1
+            tables = [self._table(layout, recent, lambda places: last - places, compressed=False)]
+            if compressed:
+                rows, first = _grouped_rows(self.config, layout)
+                tables.append(self._table(layout, compressed[0][rows.to(recent.device)], first, compressed=True))
+            self._tables[layout] = tables
+        return self._tables[layout]
 
-    def _projected(self, layout: SlotLayout, positions: RelativePositions) -> list[Tensor]:
-        tables = []
-        for recent, grid in zip((True, False), reversed(positions.grids), strict=False):
-            rows = []
-            for layer in self.layers_of(layout):
-                attention = self.layers[layer].block.attention
-                assert isinstance(attention, RelativeAttention)
-                own = attention.own_compressed_position and not recent
-                projection = attention.compressed_position if own else attention.position
-                heads = projection(grid.rows[:, 0]).unflatten(-1, (attention.n_heads, attention.d_head))
-                rows.append(heads.permute(0, 2, 1, 3))  # [step, head, row, d_head]
-            tables.append(torch.stack(rows, dim=1).contiguous().transpose(3, 4))
-        return tables
+    def _table(
+        self, layout: SlotLayout, sinusoids: Tensor, first: Callable[[Tensor], Tensor], *, compressed: bool
+    ) -> DistanceTable:
+        """Project `sinusoids [row, d_model]` in each layer of a layout."""
+        rows, bias = [], 1
+        for layer in self.layers_of(layout):
+            attention = self.layers[layer].block.attention
+            assert isinstance(attention, RelativeAttention)
+            projection, _ = attention.position_parameters(compressed=compressed)
+            heads = projection(sinusoids).unflatten(-1, (attention.n_heads, attention.d_head))
+            rows.append(heads.permute(1, 2, 0))
+            bias = 2 if compressed and attention.separate_compressed_position else 1
+        return DistanceTable(torch.stack(rows).contiguous(), bias, first)
 
-    def commit(self, tiers: list[TierStates], pending: Tensor, seen: Tensor) -> list[TierStates]:
-        """The commit of the blocks themselves at `seen [batch]` tokens; `pending [layer, batch, segment, d_model]`."""
-        training = self.model.training
-        if training:
-            self.model.eval()  # a compression function may drop, too
-        before, nowhere = seen - self.config.segment_length, Positions(pending.new_zeros(()))
-        chunks = {layout: ChunkPlan(layout, before, seen, nowhere) for layout in set(self.model.layouts)}
-        committed = [
-            layer.block.commit(own, states, None, chunks[layout])
-            for layer, own, states, layout in zip(self.layers, tiers, pending, self.model.layouts, strict=True)
-        ]
-        if training:
-            self.model.train()
-        return committed
+    def commit(self, layers: list[LayerMemory], seen: Tensor) -> list[LayerMemory]:
+        """Return the memory after a commit at `seen [batch]` tokens; pending states are whole segments."""
+        before, nowhere = seen - self.config.segment_length, Positions(self.weight.new_zeros(()))
+        plans = {layout: ChunkPlan(layout, before, seen, nowhere) for layout in set(self.model.layouts)}
+        with evaluation_mode(self.model):  # a compression function may drop, too
+            return [
+                packed.block.commit(layer, layer.pending, None, plans[layout])[0]
+                for packed, layer, layout in zip(self.layers, layers, self.model.layouts, strict=True)
+            ]
 
     @property
     def weight(self) -> Tensor:
         """A tensor of the model's dtype on its device."""
         return self.model.embedding.weight
+
+
+class DistanceTable(NamedTuple):
+    """Projected distances to one region of slots, of all layers of a layout."""
+
+    rows: Tensor
+    """`[layer, head, d_head, row]`; the slots of the region lie in order, wherever the token stands."""
+    bias: int
+    """Which of a layer's packed biases goes with it."""
+    first: Callable[[Tensor], Tensor]
+    """Row of the first slot, for places of tokens in the segment, or for offsets of compressed slots."""
+
+
+def _grouped_rows(config: ModelConfig, layout: SlotLayout) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return the order of distances to compressed slots, and the first row for `compressed_offsets`.
+
+    Slots are `step` apart, so rows are grouped by distance modulo step; in a group the largest distance comes first.
+    """
+    _, step = compressed_offsets(config, layout, torch.zeros(1, dtype=torch.int64))
+    group = -(-(layout.segment_length + layout.waiting_length) // step) + layout.compressed_length - 1
+    rows = torch.arange(step)[:, None] + step * torch.arange(group - 1, -1, -1)
+    last = group - layout.compressed_length
+    return rows.flatten(), lambda offsets: offsets % step * group + last - offsets // step

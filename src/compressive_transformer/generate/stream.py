@@ -194,7 +194,7 @@ class Stream:
         training = self.model.training
         self.model.eval()
         device = self.model.embedding.weight.device
-        output = self.model(tokens[None].to(device), self.memory, distances=self._distances)
+        output = self.model(tokens[None].to(device), self.memory, position_cache=self._distances)
         self.model.train(training)
         logits: Tensor = output.logits[0]
         self.memory = output.memory

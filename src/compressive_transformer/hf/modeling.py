@@ -197,9 +197,7 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         """Compute what a block keeps for its backward pass again instead of keeping it, or stop doing so."""
         if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
             raise CompressiveError("use_reentrant must be False: the other form loses the gradient of compression")
-        for number, block in enumerate(self.model.blocks):
-            chosen: Any = enable and number % every_n_layers == 0
-            block.gradient_checkpointing = chosen
+        self.model.gradient_checkpointing = every_n_layers if enable else 0
 
     def _advance(
         self, tokens: Tensor, mask: Tensor | None, cache: CompressiveTransformerCache, keep: int, decode: bool

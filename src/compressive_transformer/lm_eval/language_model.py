@@ -106,7 +106,7 @@ class CompressiveLM(LM):  # type: ignore[misc]
             part = slice(first, first + segment)
             read, wanted = tokens[:, part].to(device), targets[:, part].to(device)
             own = (lengths - first).clamp(0, read.shape[1])
-            output = self.model(read, memory, own, None if greedy else wanted, distances=self._distances)
+            output = self.model(read, memory, own, None if greedy else wanted, position_cache=self._distances)
             memory = output.memory
             nats += (token_nats(output.logits, wanted) if greedy else output.nats).sum(1).cpu()
             if greedy:

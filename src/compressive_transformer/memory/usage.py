@@ -16,19 +16,19 @@ from .layout import SlotLayout
 
 
 class AttentionSums:
-    """Sums the attention that each slot receives from a chunk of tokens, as a mean over heads.
+    """Sums of the attention that each slot receives from a chunk of tokens, as a mean over heads.
 
-    It is what attention tells its weights, one head after another.
+    It is a callback for attention, called with the weights of one head after another.
     """
 
     def __init__(self, lengths: Tensor) -> None:
-        """Lane b reads `lengths[b]` tokens; what later rows of weights hold is padding."""
+        """Start at zero; lane b reads `lengths[b]` tokens, later rows of weights are padding."""
         self.lengths = lengths
         self.heads = 0
         self.sums: Tensor | float = 0.0
 
     def __call__(self, weights: Tensor) -> None:
-        """Take in one head's `weights [batch, query, slot]`."""
+        """Add one head's `weights [batch, query, slot]`."""
         weights = weights.detach()
         # Sums over hundreds of tokens lose too much in half precision.
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
@@ -36,21 +36,21 @@ class AttentionSums:
         self.sums = self.sums + torch.bmm(real[:, None].to(weights.device, weights.dtype), weights)
         self.heads += 1
 
-    def of_slots(self, first: int) -> Tensor:
-        """Sums `[batch, slot, 1]` of the slots from place `first` on."""
+    def from_slot(self, first: int) -> Tensor:
+        """Return the sums `[batch, slot, 1]` of the slots from place `first` on."""
         assert isinstance(self.sums, Tensor)
         return (self.sums[:, :, first:] / self.heads).transpose(1, 2)
 
 
 def add_received(usage: Tensor, received: Tensor) -> Tensor:
-    """Sums `[batch, recent + segment, 1]` after a chunk; `usage` was kept for [recent | pending] before it."""
+    """Return the sums `[batch, recent + segment, 1]` after a chunk; `usage` belongs to [recent | pending] before it."""
     slots = received.shape[1]
-    # Places of a lane beyond its own pending states hold 0 so far.
+    # Places of a lane beyond its pending states hold 0 so far.
     return functional.pad(usage, (0, 0, 0, slots - usage.shape[1])) + received
 
 
 def mean_usage(layout: SlotLayout, sums: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
-    """The usage of what a commit evicts, `[batch, group, compression_rate]`, -inf in padding.
+    """Return the usage of the evicted states, `[batch, group, compression_rate]`, -inf in padding.
 
     `sums [batch, recent + segment, 1]` belong to the states of `evicted_groups`, of which a lane's newest
     `counts [batch]` groups are real.
@@ -64,7 +64,7 @@ def mean_usage(layout: SlotLayout, sums: Tensor, seen: Tensor, counts: Tensor) -
 
 
 def next_usage(layout: SlotLayout, sums: Tensor, complete: Tensor, seen: Tensor) -> Tensor:
-    """What memory keeps of `sums [batch, recent + segment, 1]` for [recent | pending], as it keeps the states."""
+    """Return the part of `sums [batch, recent + segment, 1]` that belongs to the next [recent | pending]."""
     recent = next_recent(layout, sums, complete)
     pending = next_pending(layout, sums[:, layout.recent_length :], seen)
     return torch.cat([recent, pending], dim=1)

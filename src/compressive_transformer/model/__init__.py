@@ -1,6 +1,7 @@
 """The network: `block` is the paper's Algorithm 1, `model` takes a stream through its blocks."""
 
-from .derive import with_compression, with_lengths
+from .checks import evaluation_mode
+from .derive import from_parameters, with_compression, with_lengths
 from .embedding import IGNORE_INDEX, next_token_loss, token_nats
 from .model import CompressiveTransformer, Output
 
@@ -8,6 +9,8 @@ __all__ = [
     "IGNORE_INDEX",
     "CompressiveTransformer",
     "Output",
+    "evaluation_mode",
+    "from_parameters",
     "next_token_loss",
     "token_nats",
     "with_compression",

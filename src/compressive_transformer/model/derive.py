@@ -1,80 +1,96 @@
-"""A network with the compression functions of another: what f_c has learned, used where it was not trained."""
+"""Models made from the parameters of others: with other lengths of memory, with other compression functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config import ModelConfig, PerLayer
 from ..errors import CompressiveError
 from .model import CompressiveTransformer
 
 OF_COMPRESSION = ("compression", "compression_heads", "compression_loss", "compressed_scale")
-"""The fields of the config that go with the functions."""
+"""Fields of the config that belong to the compression functions."""
+
+
+def from_parameters(
+    config: ModelConfig, parameters: Mapping[str, Tensor], like: CompressiveTransformer | None = None
+) -> CompressiveTransformer:
+    """Return a model that holds these tensors without a copy; its mode and attention kernel are those of `like`."""
+    with torch.device("meta"):
+        model = CompressiveTransformer(config, like.attention_kernel if like is not None else None)
+    model.load_state_dict(dict(parameters), assign=True)
+    return model if like is None else model.train(like.training)
 
 
 def with_lengths(model: CompressiveTransformer, **lengths: PerLayer) -> CompressiveTransformer:
-    """The same network, parameters shared, with other `segment_length`, `memory_length`, `compressed_length`.
+    """Return the same network with other lengths of memory, as in Tables 8 and 9 of the paper; parameters are shared.
 
-    Lengths of memory may be one for each layer, as in `ModelConfig`. The paper evaluates with longer memories
-    than it trains with (Tables 8 and 9). Raises CompressiveError where parameters are missing: a layer trained
-    without compressed memory has no compression function.
+    Args:
+        model: A network, which stays as it is.
+        lengths: `segment_length`, `memory_length` or `compressed_length`, in slots: one number, or a list with one for
+            each layer.
+
+    Raises:
+        CompressiveError: Another field is named, or parameters are missing: a layer trained without compressed memory
+            has no compression function.
+
+    Example:
+        >>> longer = ct.with_lengths(model, compressed_length=1024)
     """
     allowed = ("segment_length", "memory_length", "compressed_length")
     if wrong := sorted(set(lengths) - set(allowed)):
         raise CompressiveError(f"{wrong[0]!r} is not a length; with_lengths changes {', '.join(allowed)}")
     config = replace(model.config, **lengths)  # type: ignore[arg-type]
     with torch.device("meta"):
-        changed = CompressiveTransformer(config)
-    wanted = dict.fromkeys(changed.state_dict())
+        wanted = dict.fromkeys(CompressiveTransformer(config).state_dict())
     parameters = {name: value for name, value in model.state_dict(keep_vars=True).items() if name in wanted}
-    missing = sorted(set(wanted) - set(parameters))
-    if missing:
+    if missing := sorted(set(wanted) - set(parameters)):
         raise CompressiveError(
             f"compressed_length ({config.compressed_length}) needs parameters that this model was built "
             f"without: {missing[0]}; keep compressed_length 0 in that layer, or train with compressed memory"
         )
-    changed.load_state_dict(parameters, assign=True)
-    return changed.train(model.training)
+    return from_parameters(config, parameters, model)
 
 
 def with_compression(model: CompressiveTransformer, donor: CompressiveTransformer) -> CompressiveTransformer:
-    """The network `model` with the compression functions of `donor`, layer by layer; parameters are shared with both.
+    """Return the network `model` with the compression functions of `donor`; parameters are shared with both.
 
-    What belongs to the functions comes with them: their kind, the scale of what they give, and their loss. Those of
-    the donor are taken to the device and the precision of the network. A new `CompressiveTransformer` as donor
-    gives functions as they are before training.
+    The kind of function, the scale of compressed states and the loss come with the functions.
 
-    Raises CompressiveError where d_model, n_layers, rates or the layers with compressed memory differ.
+    Args:
+        model: A network, which stays as it is.
+        donor: A model whose functions are taken, layer by layer, to the device and precision of the network. A new
+            `CompressiveTransformer` gives functions as they are before training.
+
+    Raises:
+        CompressiveError: d_model, n_layers, rates or the layers with compressed memory differ.
     """
-    for (what, ours), (_, theirs) in zip(_sizes(model.config), _sizes(donor.config), strict=True):
+    for (name, ours), (_, theirs) in zip(_sizes(model.config), _sizes(donor.config), strict=True):
         if ours != theirs:
             raise CompressiveError(
-                f"the donor's compression functions do not fit: {what} is {theirs} there and {ours} here; "
+                f"the donor's compression functions do not fit: {name} is {theirs} there and {ours} here; "
                 "both must be the same"
             )
     config = replace(model.config, **{field: getattr(donor.config, field) for field in OF_COMPRESSION})
-    with torch.device("meta"):
-        changed = CompressiveTransformer(config)
-    ours, theirs = model.state_dict(keep_vars=True), donor.state_dict(keep_vars=True)
     like = model.embedding.weight
-    changed.load_state_dict(
-        {
-            name: theirs[name].to(like.device, like.dtype) if ".compression" in name else ours[name]
-            for name in changed.state_dict()
-        },
-        assign=True,
-    )
-    return changed.train(model.training)
+    network = {name: p for name, p in model.state_dict(keep_vars=True).items() if ".compression" not in name}
+    functions = {
+        name: p.to(like.device, like.dtype)
+        for name, p in donor.state_dict(keep_vars=True).items()
+        if ".compression" in name
+    }
+    return from_parameters(config, {**network, **functions}, model)
 
 
 def _sizes(config: ModelConfig) -> Iterator[tuple[str, Any]]:
-    """What must agree for a function of one network to work in another."""
+    """Yield what must agree for a compression function of one network to work in another."""
     layers = [config.of_layer(layer) for layer in range(config.n_layers)]
     yield "d_model", config.d_model
     yield "n_layers", config.n_layers
-    yield "compression_rate by layer", [own.compression_rate for own in layers]
-    yield "compressed memory by layer", [own.compressed_length > 0 for own in layers]
+    yield "compression_rate by layer", [sizes.compression_rate for sizes in layers]
+    yield "compressed memory by layer", [sizes.compressed_length > 0 for sizes in layers]

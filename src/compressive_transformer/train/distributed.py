@@ -12,8 +12,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-from ..model import CompressiveTransformer
-from ..model.block import Block
+from ..memory import LayerMemory
+from ..model import CompressiveTransformer, from_parameters
+from ..model.block import Block, CompressionLoss
 
 T = TypeVar("T")
 
@@ -88,10 +89,22 @@ def shard(model: CompressiveTransformer, processes: Processes) -> None:
 
     mesh = init_device_mesh(processes.device.type, (processes.world,))
     for block in cast(Iterable[Block], model.blocks):
-        # Gradients of a block are reduced together, those of f_c too where a process commits nothing.
-        block.compression_in_graph = True
+        block.register_forward_hook(_with_zero_loss)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def _with_zero_loss(
+    block: Block, _: Any, result: tuple[Tensor, LayerMemory, CompressionLoss | None]
+) -> tuple[Tensor, LayerMemory, CompressionLoss | None]:
+    """Add a zero to the loss of f_c: gradients of a block are reduced together, also where nothing commits."""
+    hidden, memory, loss = result
+    if not (torch.is_grad_enabled() and block.learns_to_compress):
+        return result
+    parameters = [p for name, p in block.named_parameters() if name.startswith("compression")]
+    zero = 0 * torch.stack([p.sum() for p in parameters]).sum()
+    loss = CompressionLoss(zero, zero.detach()) if loss is None else loss._replace(loss=loss.loss + zero)
+    return hidden, memory, loss
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -120,7 +133,4 @@ def unshard(model: CompressiveTransformer) -> CompressiveTransformer:
     """Return the model itself, or an unsharded copy of a sharded one."""
     if not any(map(is_sharded, model.parameters())):
         return model
-    with torch.device("meta"):
-        copy = CompressiveTransformer(model.config)
-    copy.load_state_dict({name: full_tensor(value) for name, value in model.state_dict().items()}, assign=True)
-    return copy.train(model.training)
+    return from_parameters(model.config, {k: full_tensor(v) for k, v in model.state_dict().items()}, model)

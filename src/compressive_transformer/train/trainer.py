@@ -41,8 +41,9 @@ class Trainer:
         self.counters, self.averages = Counters(), Averages()
         self.world_before = processes.world  # number of processes of the checkpoint that the run resumes from
         self.model = model.to(processes.device).train()
+        self.model.gradient_checkpointing = int(config.gradient_checkpointing)
         for block in cast(Iterable[Block], self.model.blocks):
-            block.gradient_checkpointing, block.compiled = config.gradient_checkpointing, config.compile
+            block.compiled = config.compile
         self.window = parallel_window(model, config, processes)
         self.segments = config.segments_of(model.config)
         self.optimizer = Optimizer(model, config)

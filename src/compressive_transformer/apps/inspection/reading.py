@@ -120,13 +120,13 @@ class _Reader:
         kept = self._kept.slots()
         self._commits.clear()
         with observed_attention(self._model, self._by_age.tell), self._kept.watching():
-            output = self._model(inputs[None], before, None, targets[None], distances=self._distances)
+            output = self._model(inputs[None], before, None, targets[None], position_cache=self._distances)
         self._memory, after = output.memory, output.memory.seen
         self._nats[places] = _finite(output.nats[0], first)
         self._squares += squares_of_commits(self._model, self._commits, before=before.seen, after=after)
         self._kept.read(before=before.seen, after=after)
         if self._plain is not None:
-            output = self._plain(inputs[None], self._plain_memory, None, targets[None], distances=self._distances)
+            output = self._plain(inputs[None], self._plain_memory, None, targets[None], position_cache=self._distances)
             self._plain_memory = output.memory
             self._nats_without[places] = _finite(output.nats[0], first)
         self._attend(inputs, before, places, kept)

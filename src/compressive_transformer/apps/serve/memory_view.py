@@ -33,12 +33,12 @@ def last_attention(model: CompressiveTransformer, memory: Memory, layer: int) ->
     places = chunk_positions(
         model.config, layout, seen=memory.seen - 1, lengths=one, chunk=1, like=model.embedding.weight
     )
-    pending = memory.pending[layer][:, :begun]
-    slots = torch.cat([memory.compressed[layer], memory.recent[layer], pending], dim=1)
+    pending = memory.layers[layer].pending[:, :begun]
+    slots = torch.cat([memory.layers[layer].compressed, memory.layers[layer].recent, pending], dim=1)
     received = AttentionSums(one)
     # A state in memory is what attention read of its token, so its query is made from it once more.
     block.attention(block.attention.project(pending[:, -1:], slots), places, received)
-    return received.of_slots(0)[0, :, 0]
+    return received.from_slot(0)[0, :, 0]
 
 
 def slots_of(model: CompressiveTransformer, tokenizer: Tokenizer, state: State, layer: int) -> dict[str, Any]:

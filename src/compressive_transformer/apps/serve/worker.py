@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...attention.positions import PositionCache
-from ...generate import LaneDecoder
+from ...generate import CachedDecoder
 from ...memory import Memory, join
 from ...model import CompressiveTransformer
 from ...model.embedding import token_nats
@@ -34,7 +34,7 @@ class Worker:
         """
         self.model, self.batch_size, self.queue = model, batch_size, queue
         self.tokens_read = self.tokens_written = 0
-        self._decoder, self._distances = LaneDecoder(model), PositionCache()
+        self._decoder, self._distances = CachedDecoder(model), PositionCache()
         self._changed = threading.Condition()
         self._new: deque[Job] = deque()
         self._reading: deque[Job] = deque()
@@ -125,7 +125,7 @@ class Worker:
             state = job.state
             if job in self._writing:
                 place = self._writing.index(job)
-                state = job.written(self._decoder.memory(place), self._logits[place])
+                state = job.written(self._decoder.lane(place), self._logits[place])
             future.set_result(state)
 
     def _sort(self, job: Job) -> None:
@@ -159,7 +159,7 @@ class Worker:
         try:
             memory = join([job.state.memory for job in jobs])
             device = self.model.embedding.weight.device
-            output = self.model(tokens.to(device), memory, lengths, distances=self._distances)
+            output = self.model(tokens.to(device), memory, lengths, position_cache=self._distances)
             for lane, (job, length) in enumerate(zip(jobs, lengths.tolist(), strict=True)):
                 job.read(output.memory.select(torch.tensor([lane])), output.logits[lane, :length])
         except Exception as error:
@@ -204,7 +204,7 @@ class Worker:
         except Exception as error:
             for job in self._writing:
                 self._fail(job, _unexpected(error))
-            self._writing, self._decoder = [], LaneDecoder(self.model)
+            self._writing, self._decoder = [], CachedDecoder(self.model)
             return
         self.tokens_written += len(nats)
         for job, token, own in zip(self._writing, drawn.tolist(), nats, strict=True):

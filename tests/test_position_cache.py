@@ -27,7 +27,7 @@ def test_reading_with_kept_distances_is_reading_without(config: ModelConfig, cal
         for number, lengths in enumerate(calls):
             tokens = random_tokens(3, max(1, *lengths), seed=number)
             wanted = model(tokens, plain, torch.tensor(lengths))
-            found = model(tokens, kept, torch.tensor(lengths), distances=distances)
+            found = model(tokens, kept, torch.tensor(lengths), position_cache=distances)
             for lane, length in enumerate(lengths):
                 assert_close(found.logits[lane, :length], wanted.logits[lane, :length])
             assert_same_memory(model, found.memory, wanted.memory)
@@ -40,7 +40,7 @@ def test_layers_and_models_of_other_lengths_share_them(fields: dict[str, object]
     tokens = random_tokens(2, 40)
     with torch.no_grad():
         for changed in (model, with_lengths(model, memory_length=9), with_lengths(model, memory_length=2)):
-            assert_close(changed(tokens, distances=distances).logits, changed(tokens).logits)
+            assert_close(changed(tokens, position_cache=distances).logits, changed(tokens).logits)
 
 
 def test_each_projection_is_computed_once() -> None:
@@ -50,7 +50,7 @@ def test_each_projection_is_computed_once() -> None:
     memory = model.empty_memory(2)
     with torch.no_grad():
         for number in range(9):
-            memory = model(random_tokens(2, 1 + number), memory, distances=distances).memory
+            memory = model(random_tokens(2, 1 + number), memory, position_cache=distances).memory
     assert len(projected) == 2 * len(model.blocks)  # to compressed slots, and to all others
 
 
@@ -60,15 +60,15 @@ def test_under_autocast_they_are_others() -> None:
     tokens = random_tokens(2, 30)
     with torch.no_grad():
         with torch.autocast("cpu", torch.bfloat16):
-            rounded = model(tokens, distances=distances).logits
-        assert torch.equal(model(tokens, distances=distances).logits, model(tokens).logits)
+            rounded = model(tokens, position_cache=distances).logits
+        assert torch.equal(model(tokens, position_cache=distances).logits, model(tokens).logits)
         with torch.autocast("cpu", torch.bfloat16):
-            assert torch.equal(model(tokens, distances=distances).logits, rounded)
+            assert torch.equal(model(tokens, position_cache=distances).logits, rounded)
 
 
 def test_with_gradient_they_are_refused() -> None:
-    with pytest.raises(CompressiveError, match=r"distances are kept where there is no gradient: call the model in"):
-        small_model()(random_tokens(2, 4), distances=PositionCache())
+    with pytest.raises(CompressiveError, match=r"a position cache is for reading without gradient: call in"):
+        small_model()(random_tokens(2, 4), position_cache=PositionCache())
 
 
 def test_without_them_all_layers_project_one_tensor() -> None:

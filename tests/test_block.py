@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from compressive_transformer.attention import relative
+from compressive_transformer import attention
+from compressive_transformer.attention import masked_attention
 from compressive_transformer.data import Corpus
 from compressive_transformer.data.lanes import Segment
-from compressive_transformer.model import block as blocks
+from compressive_transformer.model import block as block_module
 from compressive_transformer.model.block import Block
-from compressive_transformer.train.step import Window
+from compressive_transformer.train.step import SegmentWindow
 from runs import log_of, tiny_run
 from small import random_tokens, small_model
 
@@ -29,10 +30,10 @@ pytestmark = [
 def gradients_of(fields: dict[str, Any], *, checkpointing: bool) -> tuple[dict[str, torch.Tensor | None], list[int]]:
     """Gradients of two windows of two segments, and how often each block's feed-forward network ran."""
     model, ran = small_model(dropout=0.2, n_layers=2, **fields).train(), [0, 0]
-    for layer, block in enumerate(model.blocks):
-        block.gradient_checkpointing = checkpointing
-        block.feed_forward.register_forward_hook(lambda *_, layer=layer: ran.__setitem__(layer, ran[layer] + 1))
-    window, memory, tokens = Window(model, "fp32"), model.empty_memory(2), random_tokens(2, 17)
+    model.gradient_checkpointing = int(checkpointing)
+    for layer, network in enumerate(block.feed_forward for block in model.blocks):
+        network.register_forward_hook(lambda *_, layer=layer: ran.__setitem__(layer, ran[layer] + 1))
+    window, memory, tokens = SegmentWindow(model, "fp32"), model.empty_memory(2), random_tokens(2, 17)
     starts, lengths = torch.zeros(2, dtype=torch.bool), torch.full((2,), 4)
     torch.manual_seed(1)
     for first in (0, 8):
@@ -68,8 +69,7 @@ def test_gradients_of_what_is_computed_again_are_the_same_to_the_bit(fields: dic
 def test_nothing_is_computed_again_without_gradient() -> None:
     model = small_model()
     expected = model(random_tokens(2, 4)).logits
-    for block in model.blocks:
-        block.gradient_checkpointing = True
+    model.gradient_checkpointing = 1
     with torch.no_grad():
         assert torch.equal(model(random_tokens(2, 4)).logits, expected)
 
@@ -88,10 +88,10 @@ def test_a_run_of_whole_segments_compiles_blocks_at_most_twice(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: str, ages: str
 ) -> None:
     # Relative attention as on a GPU: what CPUs have for it is no graph.
-    monkeypatch.setattr(relative, "relative_attention", relative.masked_attention)
+    monkeypatch.setattr(attention, "relative_attention", masked_attention)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(Block.read, backend=counter)
-    monkeypatch.setattr(blocks, "_compiled_read", lambda: compiled)
+    compiled = torch.compile(Block.transform, backend=counter)
+    monkeypatch.setattr(block_module, "_compiled_transform", lambda: compiled)
     torch._dynamo.reset()
     fields = {"position": position, "compression_rate": 4, "memory_length": 8}
     settings = {**PLAIN, "max_document_length": 24 if ages == "equal" else 0}
