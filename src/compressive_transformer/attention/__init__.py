@@ -28,7 +28,7 @@ def build_attention(config: ModelConfig, layer: int, kernel: Kernel | None = Non
         CompressiveError: There is a `kernel`, and positions are rotary.
     """
     if config.position == "relative":
-        return RelativeAttention(config, layer, kernel or relative_attention)
+        return RelativeAttention(config, layer, kernel)
     if kernel is not None:
         raise CompressiveError("an attention kernel needs position = 'relative'; rotary attention is always fused")
     return RotaryAttention(config)

@@ -26,9 +26,9 @@ Kernel = Callable[..., Tensor]
 class RelativeAttention(Attention):
     """Multi-head attention whose scores depend on content and on distance, never on absolute place."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernel: Kernel) -> None:
+    def __init__(self, config: ModelConfig, layer: int, kernel: Kernel | None = None) -> None:
         super().__init__(config)
-        self.kernel = kernel
+        self.kernel = kernel or relative_attention
         self.position = nn.Linear(config.d_model, config.d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
         self.position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
