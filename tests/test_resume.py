@@ -165,7 +165,7 @@ def test_a_checkpoint_in_the_middle_of_an_update_holds_its_gradients(corpus: Cor
 def test_a_killed_run_resumes_from_its_last_checkpoint(
     corpus: Corpus, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer.train_step
+    step = Trainer.step
 
     def killed(trainer: Trainer, *arguments: Any) -> Any:
         if trainer.counters.step == 8:
@@ -173,7 +173,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(
         return step(trainer, *arguments)
 
     run = tmp_path / "run"
-    monkeypatch.setattr(Trainer, "train_step", killed)
+    monkeypatch.setattr(Trainer, "step", killed)
     with pytest.raises(KeyboardInterrupt):
         tiny_run(corpus, run, model={"dropout": 0.1})
     monkeypatch.undo()

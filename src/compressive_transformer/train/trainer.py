@@ -84,7 +84,7 @@ class Trainer:
             worlds = {"before": self.world_before, "now": self.processes.world}
             log.write({"step": self.counters.step, "processes": worlds})
         while self.counters.step < last and not (interrupted or log.stopped):
-            self.train_step(log)
+            self.step(log)
             step = self.counters.step
             if due(step, config.log_every, last):
                 self._log_losses(log)
@@ -100,7 +100,7 @@ class Trainer:
         if interrupted or stop.received is not None:  # also one that came while the last checkpoint was written
             raise KeyboardInterrupt(f"stopped after step {self.counters.step}, with a checkpoint to resume from")
 
-    def train_step(self, log: Log) -> None:
+    def step(self, log: Log) -> None:
         """Train on the next segments of each lane; a non-finite update is skipped and logged."""
         segments = [next(self.lanes) for _ in range(self.segments)]
         update = self._forward_backward(segments)
