@@ -95,7 +95,7 @@ def test_a_lane_of_any_process_is_reset_and_logged_by_its_number(corpus: Corpus,
             with Log(trainer.model, processes, trainer.out, last=3) as log:
                 trainer.run(2, log, StopSignals())
                 if processes.rank == 1:
-                    trainer.memories[0].recent[1][0, -1, 3] = math.nan
+                    trainer.memories[0].layers[1].recent[0, -1, 3] = math.nan
                 trainer.run(3, log, StopSignals())
             assert trainer.counters.skipped == 1
             assert trainer.memories[0].finite().all()

@@ -15,7 +15,7 @@ PerLayer = int | tuple[int, ...]
 
 
 class LayerSizes(NamedTuple):
-    """The fields of `ModelConfig` that may differ from layer to layer, as one layer has them."""
+    """Fields of `ModelConfig` that may differ from layer to layer, for one layer."""
 
     memory_length: int
     compressed_length: int
@@ -125,7 +125,7 @@ class ModelConfig:
             )
 
     def of_layer(self, layer: int) -> LayerSizes:
-        """The lengths of memory and the rate of one layer, counted from 0."""
+        """Return the memory lengths and the compression rate of a layer, counted from 0."""
         if not 0 <= layer < self.n_layers:
             raise CompressiveError(f"layer ({layer}) must lie in 0 .. {self.n_layers - 1}")
         given = (self.memory_length, self.compressed_length, self.compression_rate)
