@@ -238,6 +238,7 @@ def tracked_in_two_parts(corpus: Corpus, out: Path, tracker: str, **environment:
         assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_trackio_resumes_the_same_run(corpus: Corpus, tmp_path: Path) -> None:
     tracked_in_two_parts(corpus, tmp_path / "run", "trackio", TRACKIO_DIR=str(tmp_path / "trackio"))
     (database,) = (tmp_path / "trackio").glob("*.db")
@@ -248,6 +249,7 @@ def test_trackio_resumes_the_same_run(corpus: Corpus, tmp_path: Path) -> None:
     assert losses == [(line["step"], line["loss"]) for line in log_of(tmp_path / "run") if "loss" in line]
 
 
+@pytest.mark.slow
 def test_weights_and_biases_resumes_the_same_run_offline(corpus: Corpus, tmp_path: Path) -> None:
     tracked_in_two_parts(corpus, tmp_path / "run", "wandb", WANDB_MODE="offline", HOME=str(tmp_path))
     parts = [folder.name for folder in (tmp_path / "run/wandb").glob("offline-run-*")]
