@@ -22,13 +22,13 @@ from compressive_transformer.apps.serve import Limits
 from compressive_transformer.checkpoint import load, save
 from compressive_transformer.cli import COMMANDS, main
 from compressive_transformer.cli.inspect import Chosen, Frequency
-from compressive_transformer.cli.using import Measures, Sampling, Text
+from compressive_transformer.cli.using import Measures, Text
 from compressive_transformer.compression import COMPRESSIONS
 from compressive_transformer.data import Corpus, open_corpus, prepare
 from compressive_transformer.data.tokenizers import MuLawTokenizer, train_bpe
 from compressive_transformer.evaluate import ByFrequency, ByPosition, dynamic_evaluate, evaluate
 from compressive_transformer.evaluate.compare import compare, compare_runs
-from compressive_transformer.generate.stream import Stream
+from compressive_transformer.generate import Sampling, Stream
 from runs import MODEL, TRAINING, tiny_model, write_books
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -557,7 +557,7 @@ def test_a_corpus_of_another_tokenizer(command: Run, finished: Path, tmp_path: P
         (b"text", ["--top-p", 0], "top_p (0.0) must be more than 0"),
         (b"text", ["--top-k", -1], "top_k (-1) must be"),
         (b"text", ["--seed", 2**64], "seed (18446744073709551616) must be"),
-        (b"text", ["--stop", ""], "stop must hold at least one character"),
+        (b"text", ["--stop", ""], "stop must have at least one character"),
     ],
 )
 def test_text_that_cannot_be_written(

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from torch import Tensor
 from compressive_transformer.checkpoint import read_metadata
 from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.generate.sampling import sample
+from compressive_transformer.generate.sampling import Sampling, sample
 from compressive_transformer.generate.stream import Stream
+from compressive_transformer.generate.stream_state import StreamState, fingerprint
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from runs import MODEL
 from small import assert_close, assert_same_memory, small_model
@@ -46,8 +48,8 @@ def read(model: CompressiveTransformer, *pieces: str) -> Stream:
 
 
 def next_logits(stream: Stream) -> Tensor:
-    assert stream._logits is not None
-    return stream._logits
+    assert stream.state.logits is not None
+    return stream.state.logits
 
 
 # --- reading ---
@@ -105,7 +107,9 @@ def test_memory_that_was_set_is_read_on_from_and_never_written_from_unread(
     other = read(model, "Something else, whose next letter is not that of the stream.")
     other.memory = stream.memory
     for go_on in (lambda: other.write(3), lambda: other.score("abc")):
-        with pytest.raises(CompressiveError, match=r"memory was set, .*: read something first"):
+        with pytest.raises(
+            CompressiveError, match=r"no next-token logits after assigning `memory`: call `read\(\)` first"
+        ):
             go_on()
     other.save(tmp_path / "state")
     other = Stream.load(tmp_path / "state", model, BYTES)
@@ -129,12 +133,38 @@ def test_what_was_written_stays_in_memory(model: CompressiveTransformer) -> None
     )
 
 
+def test_a_state_set_back_continues_without_reading(model: CompressiveTransformer, stream: Stream) -> None:
+    state = stream.state
+    first = stream.write(25, seed=1)
+    assert stream.state is stream.state is not state
+    stream.state = state
+    assert stream.write(25, seed=1) == first
+    other = Stream(model, BYTES)
+    other.state = state
+    assert other.write(25, seed=1) == first
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_is_left_in_the_mode_in_which_it_came(training: bool) -> None:
     model = small_model(**{"vocab_size": 257, **MODEL, "dropout": 0.5}).train(training)
     texts = {read(model, TEXT).write(10, seed=0) for _ in range(2)}
     assert len(texts) == 1  # nothing is dropped
     assert model.training == training
+
+
+def test_a_failed_read_leaves_the_model_in_training_mode() -> None:
+    stream = Stream(small_model(**{"vocab_size": 257, **MODEL}).train(), BYTES)
+    with pytest.raises(CompressiveError, match=r"must be ids of 0 \.\. 256"):
+        stream.score_tokens(torch.tensor([999]))
+    assert stream.model.training
+
+
+def test_memory_of_another_model_cannot_be_assigned(model: CompressiveTransformer, stream: Stream) -> None:
+    before = stream.state
+    for memory in (model.empty_memory(2), small_model(n_layers=3).empty_memory(1)):
+        with pytest.raises(CompressiveError, match="memory does not fit"):
+            stream.memory = memory
+    assert stream.state is before
 
 
 def test_bytes_as_they_are_can_be_read_where_tokens_are_bytes(model: CompressiveTransformer) -> None:
@@ -144,7 +174,7 @@ def test_bytes_as_they_are_can_be_read_where_tokens_are_bytes(model: Compressive
     stream.read(b"\xff\xfe")
     assert stream.memory.seen.tolist() == [3 + len(TEXT.encode())]
     words = train_bpe(["abc"], 258)
-    with pytest.raises(CompressiveError, match="bytes are read only by a model whose tokens are bytes"):
+    with pytest.raises(CompressiveError, match="bytes are read only by a tokenizer whose tokens are bytes"):
         Stream(small_model(**{**MODEL, "vocab_size": 258}), words).read(b"abc")
 
 
@@ -227,6 +257,21 @@ def test_a_stream_is_kept_for_its_model_and_its_tokenizer_only(
         Stream.load(path, model, BYTES)
 
 
+def test_a_state_keeps_its_newest_tokens_in_the_file(
+    tmp_path: Path, model: CompressiveTransformer, stream: Stream
+) -> None:
+    path, model_id = tmp_path / "state.safetensors", fingerprint(model, BYTES)
+    replace(stream.state, tail=torch.tensor([3, 1, 4])).save(path, model_id)
+    state = StreamState.load(path, model, model_id)
+    assert state.tail.tolist() == [3, 1, 4]
+    assert state.seen == 1 + len(TEXT[:40].encode())
+    assert Stream.load(path, model, BYTES).write(9, seed=1) == stream.write(9, seed=1)
+    for tail in ("[[3]]", "3", "{}", "[3", '["a"]', "[1e400]"):
+        save_file(load_file(path), path, {**read_metadata(path), "tail": tail})
+        with pytest.raises(CompressiveError, match=r"damaged: its last tokens are not a list of ids"):
+            StreamState.load(path, model, model_id)
+
+
 def without(name: str) -> Callable[[dict[str, Tensor]], object]:
     return lambda tensors: tensors.pop(name)
 
@@ -238,7 +283,7 @@ def with_(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (with_("logits", lambda logits: logits[1:]), "it must hold logits"),
+        (with_("logits", lambda logits: logits[1:]), "damaged: logits must be \\[vocab_size = 257\\]"),
         (without("recent.1"), "not the state of a memory"),
         (with_("seen", lambda seen: seen + 1), "damaged: memory does not fit: compressed, recent and pending"),
         (with_("seen", lambda seen: -seen), "seen must be int64"),
@@ -313,14 +358,14 @@ def test_without_chance_each_token_is_the_likeliest(model: CompressiveTransforme
         with torch.no_grad():
             logits = model(torch.tensor([[*tokens, *written]])).logits[0, -1]
         written.append(int(logits[:-1].argmax()))
-    assert read(model, TEXT).write(12, **options) == BYTES.decode(written)  # type: ignore[arg-type]
+    assert read(model, TEXT).write(12, **options) == BYTES.decode(written)
 
 
 def test_pieces_joined_are_what_write_gives(model: CompressiveTransformer) -> None:
     options = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 7}
-    pieces = list(read(model, TEXT).pieces(40, **options))  # type: ignore[arg-type]
+    pieces = list(read(model, TEXT).iter_text(40, **options))
     assert len(pieces) > 10
-    assert "".join(pieces) == read(model, TEXT).write(40, **options)  # type: ignore[arg-type]
+    assert "".join(pieces) == read(model, TEXT).write(40, **options)
 
 
 def test_the_start_of_a_document_is_never_written(model: CompressiveTransformer) -> None:
@@ -334,7 +379,7 @@ def test_the_start_of_a_document_is_never_written(model: CompressiveTransformer)
         stream = read(eager, "ab")
         assert int(next_logits(stream).argmax()) == BYTES.start
         fed.clear()
-        stream.write(10, **options)  # type: ignore[arg-type]
+        stream.write(10, **options)
         assert len(fed) == 10
         assert BYTES.start not in fed
 
@@ -360,7 +405,7 @@ def scripted(model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch) -> 
     ["C", "me", " Ishmael. Z", "ölf", "👩‍👧", "Call me", "l me Q", "line\nby line.", "so on; no", "line", "l", "ll"],
 )
 def test_a_stop_is_left_out_with_all_that_follows(scripted: Stream, stop: str) -> None:
-    pieces = list(scripted.pieces(len(TEXT.encode()), stop=stop))
+    pieces = list(scripted.iter_text(len(TEXT.encode()), stop=stop))
     assert "".join(pieces) == TEXT.split(stop)[0]
     # It stops as soon as it can know, and the stop has been read.
     end = TEXT.find(stop)
@@ -373,7 +418,7 @@ def test_a_beginning_of_a_stop_is_given_out_once_it_leads_nowhere(
 ) -> None:
     script = iter(b"aabaaab!aa")
     monkeypatch.setattr("compressive_transformer.generate.sampling.sample", lambda *_, **__: next(script))
-    pieces = Stream(model, BYTES).pieces(10, stop="aaab?")
+    pieces = Stream(model, BYTES).iter_text(10, stop="aaab?")
     assert "".join(pieces) == "aabaaab!aa"
     script = iter(b"aaaab...")
     assert Stream(model, BYTES).write(8, stop="aab") == "aa"
@@ -390,8 +435,8 @@ LOGITS = torch.tensor([1.0, -1.0, 2.0, 0.0, float("-inf"), 1.5], dtype=torch.flo
 
 def draws(count: int = 5000, **options: float) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}
-    tokens = [sample(LOGITS, generator=generator, **settings) for _ in range(count)]  # type: ignore[arg-type]
+    sampling = Sampling(**options)  # type: ignore[arg-type]
+    tokens = [sample(LOGITS, sampling, generator) for _ in range(count)]
     return torch.tensor(tokens).bincount(minlength=6)
 
 
@@ -427,8 +472,18 @@ def test_tokens_are_drawn_as_often_as_the_distribution_says_and_no_others(
 def test_of_equally_likely_tokens_the_first_stay() -> None:
     generator = torch.Generator().manual_seed(0)
     even = torch.zeros(8, dtype=torch.float64)
-    found = {sample(even, temperature=1.0, top_k=3, top_p=1.0, generator=generator) for _ in range(200)}
+    found = {sample(even, Sampling(top_k=3), generator) for _ in range(200)}
     assert found == {0, 1, 2}
+
+
+def test_options_can_be_a_sampling_keywords_or_both(model: CompressiveTransformer) -> None:
+    sampling = Sampling(temperature=0.8, top_k=50, seed=7)
+    text = read(model, TEXT).write(20, temperature=0.8, top_k=50, seed=7)
+    assert read(model, TEXT).write(20, sampling) == text
+    assert read(model, TEXT).write(20, Sampling(top_k=50), temperature=0.8, seed=7) == text
+    assert Sampling(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="min_q"):
+        read(model, TEXT).write(20, min_q=1)
 
 
 # --- mistakes ---
@@ -448,7 +503,7 @@ def test_of_equally_likely_tokens_the_first_stay() -> None:
         ({"top_p": float("nan")}, r"top_p \(nan\) must be"),
         ({"seed": -1}, r"seed \(-1\) must be 0 or more"),
         ({"seed": 2**63}, r"seed \(\d+\) must be 0 or more, and less than 2\*\*63"),
-        ({"stop": ""}, "stop must hold at least one character"),
+        ({"stop": ""}, "stop must have at least one character"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_written(
@@ -457,9 +512,9 @@ def test_options_that_cannot_be_are_refused_before_anything_is_written(
     before = stream.memory
     arguments = {"tokens": 5, **options}
     with pytest.raises(CompressiveError, match=message):
-        stream.write(**arguments)  # type: ignore[arg-type]
+        stream.write(**arguments)
     with pytest.raises(CompressiveError, match=message):
-        stream.pieces(**arguments)  # type: ignore[arg-type]
+        stream.iter_text(**arguments)
     assert stream.memory is before
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json as json_format
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction
 from tyro.constructors import PrimitiveConstructorSpec
 
 from ..checkpoint import load
@@ -22,7 +22,8 @@ from ..errors import CompressiveError
 from ..evaluate import BORDERS, Buckets, ByFrequency, ByPosition, dynamic_evaluate, truncate_split
 from ..evaluate import evaluate as evaluate_model
 from ..evaluate import sweep as sweep_lengths
-from ..generate import Precision
+from ..generate import Precision, Sampling
+from ..generate.sampling import DEFAULT_SAMPLING
 from ..generate.stream import Stream
 from ..model import with_lengths
 from .terminal import default_device, say_over
@@ -170,31 +171,12 @@ def sweep(
         )
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen."""
-
-    temperature: float = 1.0
-    """0 takes the likeliest token each time, 1 samples from the model's own distribution."""
-    top_k: int = 0
-    """Sample among the k likeliest tokens only; 0 for all."""
-    top_p: float = 1.0
-    """Sample among the fewest tokens that have this probability together."""
-    seed: int | None = None
-    """The same seed gives the same text."""
-    stop: str | None = None
-    """End before this text appears."""
-
-
-DEFAULT_SAMPLING = Sampling()
-
-
 def generate(
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     prompt: Path | None = None,
     tokens: int = 200,
-    sampling: OmitArgPrefixes[Sampling] = DEFAULT_SAMPLING,
+    sampling: OmitArgPrefixes[UseAppendAction[Sampling]] = DEFAULT_SAMPLING,
     precision: Precision = "full",
 ) -> None:
     """Read a text with memory and write on from it, printed as it is produced.
@@ -216,7 +198,7 @@ def generate(
         raise CompressiveError(f"{run} writes sound: send it to a file, compressive generate {run} > sound.wav")
     if prompt is not None:
         stream.read(_read_sound(prompt, tokenizer) if isinstance(tokenizer, MuLawTokenizer) else _read_prompt(prompt))
-    pieces = stream.pieces(tokens, **asdict(sampling))
+    pieces = stream.iter_text(tokens, sampling)
     if isinstance(tokenizer, MuLawTokenizer):
         sys.stdout.buffer.write(wav_of(tokenizer.encode("".join(pieces)), tokenizer.rate))
         return

@@ -6,6 +6,7 @@ from .line_scores import ScoredLine, score_lines
 from .packed import PRECISIONS, Precision, check_precision
 from .sampling import Sampling
 from .stream import Stream
+from .stream_state import StreamState
 
 __all__ = [
     "PRECISIONS",
@@ -14,6 +15,7 @@ __all__ = [
     "Sampling",
     "ScoredLine",
     "Stream",
+    "StreamState",
     "check_precision",
     "has_plain_layers",
     "score_lines",

@@ -1,4 +1,4 @@
-"""How the next token is chosen, and where the text that is written ends."""
+"""Sampling: how the next token is chosen, and where generated text ends."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from ..errors import CompressiveError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Raises CompressiveError for values that mean nothing."""
+    """Options of generation. This is their only list: streams, the command line and the server take them from here.
+
+    Raises:
+        CompressiveError: A value is out of range.
+    """
 
     temperature: float = 1.0
-    """0 takes the likeliest token, 1 samples from the model's own distribution."""
+    """Divisor of the logits; 0 always takes the most likely token, 1 samples from the model's distribution."""
     top_k: int = 0
-    """Sample among the k likeliest tokens only; 0 for all."""
+    """Sample from the k most likely tokens only; 0 for all."""
     top_p: float = 1.0
-    """Sample among the fewest tokens that have this probability together, in (0, 1]."""
+    """Sample from the smallest set of most likely tokens whose probabilities add up to this, in (0, 1]."""
     seed: int | None = None
-    """The same seed after the same reading gives the same text; None for another each time."""
+    """Seed of the random numbers: the same seed gives the same text; by default it differs each time."""
     stop: tuple[str, ...] = ()
-    """End before the first of these appears."""
+    """Strings before which the text ends."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if not 0 <= self.temperature < float("inf"):
-            raise CompressiveError(f"temperature ({self.temperature}) must be 0 (the likeliest token) or more")
+            raise CompressiveError(f"temperature ({self.temperature}) must be 0 (the most likely token) or more")
         if self.top_k < 0:
             raise CompressiveError(f"top_k ({self.top_k}) must be 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
@@ -36,10 +41,13 @@ class Sampling:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise CompressiveError(f"seed ({self.seed}) must be 0 or more, and less than 2**63")
         if "" in self.stop:
-            raise CompressiveError("stop must hold at least one character; leave it out to stop after `tokens`")
+            raise CompressiveError("stop must have at least one character; leave it out to stop after `tokens`")
 
     def sampler(self, start: int) -> Callable[[Tensor], int]:
-        """What draws a token from `logits [vocab_size]`, one after another; never the id `start`."""
+        """Return a function that draws a token from `logits [vocab_size]`, never the id `start`.
+
+        It has its random generator: two samplers with the same seed draw the same tokens from the same logits.
+        """
         generator = torch.Generator()
         if self.seed is None:
             generator.seed()
@@ -49,71 +57,74 @@ class Sampling:
         def draw(logits: Tensor) -> int:
             logits = logits.to("cpu", torch.float64, copy=True)
             logits[start] = float("-inf")  # stands before documents, never inside
-            return sample(logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, generator=generator)
+            return sample(logits, self, generator)
 
         return draw
 
     def until_stop(self, texts: Iterator[str]) -> Iterator[str]:
-        """The texts up to the first place of a stop, as they come."""
+        """Yield texts as they come, up to the first stop string."""
         if not self.stop:
             yield from texts
             return
-        cut = StopText(self.stop)
+        matcher = StopMatcher(self.stop)
         for text in texts:
-            if ready := cut(text):
+            if ready := matcher(text):
                 yield ready
-            if cut.found:
+            if matcher.found:
                 return
-        if rest := cut.flush():
+        if rest := matcher.flush():
             yield rest
 
 
-class StopText:
-    """Text up to the first place of one of `stops`, never giving out a beginning of one too early."""
+DEFAULT_SAMPLING = Sampling()
+
+
+class StopMatcher:
+    """Incremental search for stop strings, which holds text back while it may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found = False
-        """Whether a stop has appeared; what comes after it is nobody's affair."""
+        """True once a stop string has appeared; the text after it is discarded."""
         self._stops, self._held = stops, ""
 
     def __call__(self, text: str) -> str:
-        """What can be given out once `text` has come, too."""
+        """Take more text, and return what can be shown by now."""
         self._held += text
         places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
             self.found, ready, self._held = True, self._held[: min(places)], ""
             return ready
         longest = min(max(map(len, self._stops), default=0) - 1, len(self._held))
-        keep = next((size for size in range(longest, 0, -1) if self._begins_a_stop(self._held[-size:])), 0)
-        cut = len(self._held) - keep
+        held = next((size for size in range(longest, 0, -1) if self._may_begin(size)), 0)
+        cut = len(self._held) - held
         ready, self._held = self._held[:cut], self._held[cut:]
         return ready
 
     def flush(self) -> str:
-        """The rest, where nothing more comes."""
+        """Return the text that is held back, because nothing follows."""
         rest, self._held = self._held, ""
         return rest
 
-    def _begins_a_stop(self, text: str) -> bool:
-        return any(stop.startswith(text) for stop in self._stops)
+    def _may_begin(self, size: int) -> bool:
+        return any(stop.startswith(self._held[-size:]) for stop in self._stops)
 
 
-def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
-    """A token id drawn from `logits [vocab_size]`, as `Sampling` describes."""
-    if temperature == 0:
+def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return a token id drawn from `logits [vocab_size]`, float64 on the CPU."""
+    if sampling.temperature == 0:
         return int(logits.argmax())
-    probabilities, order = torch.softmax((logits - logits.max()) / temperature, dim=0).sort(
+    probabilities, order = torch.softmax((logits - logits.max()) / sampling.temperature, dim=0).sort(
         descending=True, stable=True
     )
-    if top_k:
-        probabilities[top_k:] = 0
-    # A token stays while those before it have not reached top_p; the likeliest always stays.
+    if sampling.top_k:
+        probabilities[sampling.top_k :] = 0
+    # A token stays while those before it have not reached top_p; the most likely one always stays.
     before = probabilities.cumsum(0) - probabilities
-    probabilities[before >= top_p * probabilities.sum()] = 0
+    probabilities[before >= sampling.top_p * probabilities.sum()] = 0
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-def require_tokens(tokens: int) -> None:
-    """Raise CompressiveError unless there is something to write."""
+def check_tokens(tokens: int) -> None:
+    """Raise CompressiveError unless there is something to generate."""
     if tokens < 1:
         raise CompressiveError(f"tokens ({tokens}) must be 1 or more")

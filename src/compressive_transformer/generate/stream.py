@@ -1,44 +1,50 @@
-"""Stream: read, score and write text of any length with one memory, at a constant cost per token."""
+"""Stream: read, score and generate text of any length with one memory, at a constant cost per token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from ..attention.positions import PositionCache
-from ..data.tokenizers import ByteTokenizer, Tokenizer
+from ..data.tokenizers import Tokenizer
 from ..errors import CompressiveError
 from ..memory import Memory
-from ..model import CompressiveTransformer
+from ..model import CompressiveTransformer, evaluation_mode
 from ..model.embedding import token_nats
 from .decoder import CachedDecoder
 from .packed import Precision, check_precision
-from .sampling import Sampling, require_tokens
-from .stream_file import belongs_to, read_state, write_state
+from .sampling import DEFAULT_SAMPLING, Sampling, check_tokens
+from .stream_state import StreamState, fingerprint
 
 
 class Stream:
-    """One lane of text that a model reads and writes, a document from its beginning.
+    """One document that a model reads and continues, from its start.
 
-    What was read and written stays in memory as the model's config says; `memory` can be kept and set back, to read on
-    from there, and `save` keeps all of a stream in a file.
+    Text is read a segment at a time by the model, and generated token by token by a `CachedDecoder`. Weights are copied
+    when the stream first generates: create a new stream when the model has changed. The model may be in training mode;
+    nothing is dropped out while a stream uses it.
 
-    Text is read in segments by the model, whose projected distances are kept, and written token by token by a
-    `CachedDecoder`, which packs the weights when the stream first writes: of a model that has changed since, make a
-    new stream.
+    Args:
+        model: The model.
+        tokenizer: The tokenizer that the model was trained with.
+        precision: Precision of the weights while generating: "full" as the model has them, "bf16" or "int8" (CPU only)
+            rounded, which is faster and changes the text.
+
+    Raises:
+        CompressiveError: The tokenizer is not the model's, the precision is unknown, or "int8" off the CPU.
+
+    Example:
+        >>> stream = ct.Stream(*ct.load("run"))
+        >>> stream.read("It was a dark and stormy night; ")
+        >>> stream.write(200, temperature=0.8, seed=1)
     """
 
     def __init__(self, model: CompressiveTransformer, tokenizer: Tokenizer, precision: Precision = "full") -> None:
-        """A stream at the start of a document.
-
-        precision: that of the weights while writing: "full" as the model has them, "bf16" or "int8" rounded, which
-        is faster and changes what is written. Raises CompressiveError for another one, for "int8" off the CPU, and
-        for a tokenizer that is not the model's.
-        """
         if tokenizer.vocab_size != model.config.vocab_size:
             raise CompressiveError(
                 f"the tokenizer has {tokenizer.vocab_size} ids, the model {model.config.vocab_size}; "
@@ -48,164 +54,169 @@ class Stream:
         self.model = model
         self.tokenizer = tokenizer
         self.precision = precision
-        self._memory: Memory | None = model.empty_memory(1)  # None while the decoder is ahead of it
-        self._distances = PositionCache()
+        self._position_cache = PositionCache()
         self._decoder: CachedDecoder | None = None
-        self._behind = False  # the decoder, of what was read since it stepped
-        self._logits: Tensor | None = None  # of the next token; None before the document's start was read
+        self._state: StreamState | None = StreamState.start(model)  # None while the decoder is ahead
+        self._decoded: StreamState | None = None  # the state that the decoder has, None while it is ahead
+        self._logits: Tensor | None = None  # of the next token
+
+    @property
+    def state(self) -> StreamState:
+        """Memory and next-token logits: all that later reading and generation depend on.
+
+        It can be assigned, which raises CompressiveError for the memory of another model.
+        """
+        if self._state is None:
+            assert self._decoder is not None
+            self._state = self._decoded = StreamState(self._decoder.memory, self._logits)
+        return self._state
+
+    @state.setter
+    def state(self, state: StreamState) -> None:
+        self.model.check_memory(state.memory, 1)
+        self._state, self._logits = state, state.logits
 
     @property
     def memory(self) -> Memory:
-        """What the stream remembers, one lane."""
-        if self._memory is None:
-            assert self._decoder is not None
-            self._memory = self._decoder.memory
-        return self._memory
+        """Memory, one lane. It has no next-token logits: after assigning it, call `read` before anything else."""
+        return self.state.memory
 
     @memory.setter
     def memory(self, memory: Memory) -> None:
-        # Memory has no logits: what comes next is known again once something was read.
-        self._memory, self._behind, self._logits = memory, True, None
+        self.state = StreamState(memory)
 
     def read(self, text: str | bytes) -> None:
-        """Take `text` in. Raises CompressiveError for text that the tokenizer cannot hold.
+        """Read text into memory.
 
-        Bytes as they are can be read where tokens are bytes.
+        Args:
+            text: The text; bytes, which need not be UTF-8, where tokens are bytes.
+
+        Raises:
+            CompressiveError: The tokenizer cannot encode the text.
         """
-        for piece in self._begun(self.encode(text)):
-            self._feed(piece)
+        for chunk in self._chunks(self.encode(text)):
+            self._read(chunk)
 
     def score(self, text: str | bytes) -> Tensor:
-        """Take `text` in, and give the nats `[tokens]` of its tokens, -ln p(token | all before), in double precision.
+        """Read text into memory and return how surprising it was.
 
-        Raises CompressiveError as `read` does, and where memory was set and nothing read since.
+        Args:
+            text: The text; bytes, which need not be UTF-8, where tokens are bytes.
+
+        Returns:
+            Nats of each token, -ln p(token | all before), `[tokens]`, float64 on the CPU.
+
+        Raises:
+            CompressiveError: The tokenizer cannot encode the text, or `memory` was assigned and nothing read since.
         """
         return self.score_tokens(self.encode(text))
 
     def score_tokens(self, tokens: Tensor) -> Tensor:
-        """What `score` gives, for `tokens [tokens]` of `encode`."""
+        """Return the nats of `tokens [tokens]`, ids that `encode` returned, as `score` does."""
         nats = [torch.zeros(0, dtype=torch.float64)]
-        for piece in self._begun(tokens):
-            logits = torch.cat([self._expected()[None], self._feed(piece)[:-1]])
-            nats.append(token_nats(logits[None], piece[None].to(logits.device))[0].cpu())
+        for chunk in self._chunks(tokens):
+            logits = torch.cat([self._next_logits()[None], self._read(chunk)[:-1]])
+            nats.append(token_nats(logits[None], chunk[None].to(logits.device))[0].cpu())
         return torch.cat(nats)
 
     def encode(self, text: str | bytes) -> Tensor:
-        """The ids `[tokens]` as which `text` is read. Raises CompressiveError as `read` does."""
-        if isinstance(text, str):
-            ids = self.tokenizer.encode(text)
-        else:
-            if not isinstance(self.tokenizer, ByteTokenizer):
-                raise CompressiveError("bytes are read only by a model whose tokens are bytes; decode them first")
-            ids = self.tokenizer.encode(text)
-        return torch.as_tensor(ids, dtype=torch.int64)
+        """Return the token ids of a text, `[tokens]`. Raises CompressiveError if the tokenizer cannot encode it."""
+        return torch.as_tensor(self.tokenizer.encode(text), dtype=torch.int64)
+
+    def write(self, tokens: int, sampling: Sampling = DEFAULT_SAMPLING, **options: Any) -> str:
+        """Generate text that continues what was read. It is part of the document, as if it had been read.
+
+        Args:
+            tokens: Number of tokens to generate.
+            sampling: How tokens are chosen, and where the text ends early.
+            **options: Fields of `Sampling` that differ from `sampling`: `write(200, temperature=0.8, stop="\\n")`.
+
+        Returns:
+            The text, without the stop string; the model has read that, too.
+
+        Raises:
+            CompressiveError: A value is out of range, or `memory` was assigned and nothing read since.
+        """
+        return "".join(self.iter_text(tokens, sampling, **options))
+
+    def iter_text(self, tokens: int, sampling: Sampling = DEFAULT_SAMPLING, **options: Any) -> Iterator[str]:
+        """Return an iterator over the text of `write`, as it is generated. It takes and raises the same."""
+        sampling = replace(sampling, **options)
+        check_tokens(tokens)
+        return sampling.until_stop(self._iter_text(tokens, sampling))
 
     def save(self, path: str | Path) -> None:
-        """Write what `Stream.load` needs to go on as if the stream had never stopped, the whole file or none.
+        """Write the state to a safetensors file atomically; `load` continues as if the stream had never stopped.
 
-        It is a safetensors file: memory, and the logits of the next token. Raises CompressiveError where it cannot
-        be written.
+        Raises:
+            CompressiveError: The file cannot be written.
         """
-        write_state(Path(path), self.memory, self._logits, belongs_to(self.model, self.tokenizer))
+        self.state.save(Path(path), fingerprint(self.model, self.tokenizer))
 
     @classmethod
     def load(
         cls, path: str | Path, model: CompressiveTransformer, tokenizer: Tokenizer, precision: Precision = "full"
     ) -> Self:
-        """The stream that `save` wrote, with the model and the tokenizer that it had then.
+        """Return the stream that `save` wrote.
 
-        Raises CompressiveError where the file is missing or damaged, or belongs to another config, other weights
-        or another tokenizer.
+        Args:
+            path: The file.
+            model: The same model.
+            tokenizer: The same tokenizer.
+            precision: Precision of the weights while generating, which may be another one.
+
+        Raises:
+            CompressiveError: The file is missing or damaged, or was saved with another config, other weights or
+                another tokenizer.
         """
         stream = cls(model, tokenizer, precision)
-        stream.memory, stream._logits = read_state(Path(path), model, belongs_to(model, tokenizer))
+        stream.state = StreamState.load(Path(path), model, fingerprint(model, tokenizer))
         return stream
 
-    def write(
-        self,
-        tokens: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: str | None = None,
-    ) -> str:
-        """Text that goes on from what was read, `tokens` tokens or up to `stop`, which is left out.
-
-        Raises CompressiveError where memory was set and nothing read since.
-
-        temperature: 0 takes the likeliest token, 1 samples from the model's own distribution.
-        top_k: sample among the k likeliest tokens only; 0 for all.
-        top_p: sample among the fewest tokens that have this probability together, in (0, 1].
-        seed: the same seed after the same reading gives the same text; None for another each time.
-        stop: end before this text appears; the model has then read it all the same.
-        """
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
-        return "".join(self.pieces(tokens, **sampling))  # type: ignore[arg-type]
-
-    def pieces(
-        self,
-        tokens: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: str | None = None,
-    ) -> Iterator[str]:
-        """What `write` gives, piece by piece as it is produced."""
-        sampling = Sampling(temperature, top_k, top_p, seed, () if stop is None else (stop,))
-        require_tokens(tokens)
-        return sampling.until_stop(self._texts(tokens, sampling))
-
-    def _texts(self, tokens: int, sampling: Sampling) -> Iterator[str]:
+    def _iter_text(self, tokens: int, sampling: Sampling) -> Iterator[str]:
         sampler, decoder = sampling.sampler(self.tokenizer.start), self.tokenizer.decoder()
-        self._begin()
+        self._start()
         for _ in range(tokens):
-            token = sampler(self._expected())
+            token = sampler(self._next_logits())
             self._step(token)
             if text := decoder(token):
                 yield text
         if text := decoder.flush():
             yield text
 
-    def _begun(self, tokens: Tensor) -> Iterator[Tensor]:
-        """`tokens` a segment at a time, so that a book needs no more room than a page; the start is read before."""
-        self._begin()
-        for piece in tokens.split(self.model.config.segment_length):
-            if len(piece):
-                yield piece
+    def _chunks(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Yield `tokens` a segment at a time, so that a book needs no more room than a page."""
+        self._start()
+        yield from (chunk for chunk in tokens.split(self.model.config.segment_length) if len(chunk))
 
-    def _begin(self) -> None:
-        """Read the start of a document, where nothing was read yet."""
-        if self._logits is None and not int(self.memory.seen):
-            self._feed(torch.tensor([self.tokenizer.start]))
+    def _start(self) -> None:
+        """Read the start of the document, if nothing was read yet."""
+        if self._logits is None and not self.state.seen:
+            self._read(torch.tensor([self.tokenizer.start]))
 
-    def _expected(self) -> Tensor:
-        """Logits `[vocab_size]` of the next token."""
+    def _next_logits(self) -> Tensor:
+        """Return the logits of the next token, `[vocab_size]`."""
         if self._logits is None:
-            raise CompressiveError("memory was set, and what comes next is not part of it: read something first")
+            raise CompressiveError("no next-token logits after assigning `memory`: call `read()` first")
         return self._logits
 
     @torch.no_grad()
-    def _feed(self, tokens: Tensor) -> Tensor:
-        """Read `tokens [chunk]`; logits `[chunk, vocab_size]` after each."""
-        training = self.model.training
-        self.model.eval()
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Read `tokens [chunk]`; return the logits after each, `[chunk, vocab_size]`."""
         device = self.model.embedding.weight.device
-        output = self.model(tokens[None].to(device), self.memory, position_cache=self._distances)
-        self.model.train(training)
+        with evaluation_mode(self.model):
+            output = self.model(tokens[None].to(device), self.memory, position_cache=self._position_cache)
         logits: Tensor = output.logits[0]
-        self.memory = output.memory
-        self._logits = logits[-1]
+        self._logits = logits[-1].clone()
+        self._state = StreamState(output.memory, self._logits)
         return logits
 
     def _step(self, token: int) -> None:
+        """Read one token with the decoder."""
         if self._decoder is None:
             self._decoder = CachedDecoder(self.model, self.memory, self.precision)
-        elif self._behind:
+        elif self._decoded is not self._state:
             self._decoder.restart(self.memory)
         device = self.model.embedding.weight.device
         self._logits = self._decoder.step(torch.tensor([token], device=device))[0]
-        self._memory, self._behind = None, False
+        self._state = self._decoded = None

@@ -74,7 +74,7 @@ class CompressiveLM(LM):  # type: ignore[misc]
         stream = Stream(self.model, self.tokenizer)
         stream.read(context)
         text, seed = "", int(torch.randint(2**31, ()))  # the harness sets the state of torch
-        for piece in stream.pieces(tokens, temperature=temperature, seed=seed, **options):
+        for piece in stream.iter_text(tokens, temperature=temperature, seed=seed, **options):
             text += piece
             if any(end in text for end in ends):
                 break

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...data.tokenizers import Tokenizer
-from ...generate.sampling import Sampling, StopText
+from ...generate.sampling import Sampling, StopMatcher
 from ...memory import Memory
 from ...model.embedding import token_nats
 from .errors import Refusal
@@ -92,7 +92,7 @@ class Job:
         self.writing = writing
         if writing is not None:
             self._draw = writing.sampling.sampler(tokenizer.start)
-            self._decode, self._cut = tokenizer.decoder(), StopText(writing.sampling.stop)
+            self._decode, self._cut = tokenizer.decoder(), StopMatcher(writing.sampling.stop)
             self._since: list[int] = []  # tokens that were written since `state`
             self._count = 0
 
