@@ -203,7 +203,7 @@ def untrained(folder: Path) -> Path:
 def measured(run: Path, folder: Path, clients: Sequence[int], seconds: float) -> dict[str, Any]:
     """All figures of one run's model."""
     model, _ = ct.load(run)
-    text = (files("compressive_transformer") / "sample/test/356.txt").read_text(encoding="utf-8")
+    text = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")
     reach = max(
         layout.segment_length + layout.recent_length + layout.compression_rate * layout.compressed_length
         for layout in model.layouts

@@ -135,7 +135,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
-        books = str(files("compressive_transformer") / "sample")
+        books = str(files("compressive_transformer.apps.demo") / "sample")
         subprocess.run(command("prepare", books, str(folder / "data")), check=True, stdout=sys.stderr)
         finish(run(folder, "undisturbed", resume=False))
         met, found = killed(folder, options.kills, random.Random(options.seed))

@@ -42,7 +42,7 @@ CONFIG = ct.ModelConfig(
 
 def text() -> bytes:
     """The sample's training books, one after the other, as often as it takes."""
-    folder = files("compressive_transformer") / "sample" / "train"
+    folder = files("compressive_transformer.apps.demo") / "sample" / "train"
     books = sorted((book for book in folder.iterdir() if book.name.endswith(".txt")), key=lambda book: book.name)
     content = b"".join(book.read_bytes() for book in books)
     return (content * math.ceil(TOKENS / len(content)))[:TOKENS]

@@ -70,7 +70,7 @@ WORKS = {
 
 def segments(batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and targets `[batch, length]` of the sample books, over and over, each lane from a place of its own."""
-    folder = files("compressive_transformer") / "sample" / "train"
+    folder = files("compressive_transformer.apps.demo") / "sample" / "train"
     books = sorted((book for book in folder.iterdir() if book.name.endswith(".txt")), key=lambda book: book.name)
     text = torch.frombuffer(bytearray(b"".join(book.read_bytes() for book in books)), dtype=torch.uint8).long()
     lanes = text[: len(text) // batch * batch].view(batch, -1)

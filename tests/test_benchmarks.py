@@ -43,7 +43,7 @@ def results() -> dict[str, Any]:
             "measure": measure,
             "work": "S",
             "threads": 2,
-            "batch_size": 4,
+            "batch": 4,
             "tokens": 1024,
             "seconds": seconds(1.0),
         } | fields
@@ -61,13 +61,13 @@ def results() -> dict[str, Any]:
         "entries": [
             entry("training", **limit, skipped={"ours, bf16": "it has none"}),
             entry("scoring", **limit),
-            entry("decoding", batch_size=1, tokens=1, **decoding),
-            entry("decoding", batch_size=8, tokens=8, **decoding),
+            entry("decoding", batch=1, tokens=1, **decoding),
+            entry("decoding", batch=8, tokens=8, **decoding),
             {
                 "measure": "memory",
                 "work": "S",
                 "threads": 2,
-                "batch_size": 4,
+                "batch": 4,
                 "bytes": {"ours": [4.0e8], **{peer: [1.0e9] for peer in PEERS}},
                 "bytes_before": {name: [2.0e8] for name in ("ours", *PEERS)},
             },
@@ -124,7 +124,7 @@ def test_decoding_is_timed_at_four_places_and_its_commit_apart(monkeypatch: pyte
     clock, began = [0.0], []
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
 
-    def decoder(batch_size: int, at: int) -> timing.Step:
+    def decoder(batch: int, at: int) -> timing.Step:
         began.append(at)
         place = at
 
@@ -149,10 +149,10 @@ def test_forms_of_attention_are_one() -> None:
 
 def test_multiply_adds_are_those_of_describe() -> None:
     cost = describe(SMALL.config).total
-    shared = cost.position_multiply_adds / SMALL.batch_size
-    assert multiply_adds(SMALL.config, SMALL.batch_size, training=False) == pytest.approx(cost.multiply_adds)
+    shared = cost.position_multiply_adds / SMALL.batch
+    assert multiply_adds(SMALL.config, SMALL.batch, training=False) == pytest.approx(cost.multiply_adds)
     forward = cost.multiply_adds + shared + cost.loss_multiply_adds
-    assert 2 * forward < multiply_adds(SMALL.config, SMALL.batch_size, training=True) < 3 * forward
+    assert 2 * forward < multiply_adds(SMALL.config, SMALL.batch, training=True) < 3 * forward
 
 
 def test_decoding_reads_weights_once_and_the_slots_of_each_lane() -> None:
@@ -197,7 +197,7 @@ def test_a_contender_that_skips_work_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"^ours: no gradient reaches blocks\.1\.attention\.key_value\.weight$"):
         frozen.check()
     empty = Ours(SMALL)
-    empty.memory = empty.model.empty_memory(SMALL.batch_size)
+    empty.memory = empty.model.empty_memory(SMALL.batch)
     with pytest.raises(RuntimeError, match=r"^ours: layers must have 12 filled slots, not \{0\}$"):
         empty.check()
     without = Ours(replace(SMALL, memory_length=12, compressed_length=0))

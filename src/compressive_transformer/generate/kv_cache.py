@@ -28,10 +28,12 @@ class KVCache:
         # Keys and values, then, under rotary positions, keys turned by angles that change with each commit.
         self.buffer = packed.weight.new_zeros(len(self.layers), 3 if self.rotary else 2, lanes, *sizes)
         self.mask = packed.weight.new_zeros(lanes, self.committed)
+        self.scores = self.buffer.new_zeros(lanes * sizes[0] * sizes[1])
         if self.rotary:
             self.angles = self._positions(torch.zeros(1, dtype=torch.int64)).queries[0]  # type: ignore[attr-defined]
         else:
             self.tables = packed.distance_tables(layout)
+        self.waiting, self.filled = [0] * lanes, [False] * lanes
         self._views: dict[tuple[int, ...], list[CacheView]] = {}
 
     def gather(self, lanes: Tensor) -> None:
@@ -41,6 +43,9 @@ class KVCache:
             self.buffer.copy_(buffer)  # in place, where views into it are kept
         else:
             self.buffer, self._views = buffer, {}
+            self.scores = self.scores.new_zeros(buffer[0, 0, ..., 0].numel())
+        order = lanes.tolist()
+        self.waiting, self.filled = [self.waiting[lane] for lane in order], [self.filled[lane] for lane in order]
 
     def fill(self, lanes: slice, seen: int, layers: list[LayerMemory]) -> None:
         """Project all states of some lanes of one age; `layers` are those of the whole model, with pending states."""
@@ -69,57 +74,54 @@ class KVCache:
 
     def views(self, seen: list[int]) -> list[CacheView]:
         """Return what the next token of each lane reads and writes, a view for each layer of the layout."""
-        ages = torch.tensor(seen if len(set(seen)) > 1 else seen[:1])
-        places, offsets = self.layout.pending(ages), torch.zeros_like(ages)
-        if not self.rotary:
-            offsets, _ = compressed_offsets(self.packed.config, self.layout, ages)
-        if len(set(zip(places.tolist(), offsets.tolist(), strict=True))) > 1:
-            return self._make_views(len(seen), places, offsets)
-        # Views of one place are made once: a segment later they hold for the next token there.
-        masked = bool(self.mask[: len(seen)].any())
-        key = (len(seen), int(places[0]), int(offsets[0]))
-        if masked or key not in self._views:
-            views = self._make_views(len(seen), places[:1], offsets[:1])
-            if masked:
-                return views
-            self._views[key] = views
+        places = [age % self.layout.segment_length for age in seen]
+        uniform = len(set(zip(places, self.waiting, strict=False))) == 1
+        if not uniform or not all(self.filled[: len(seen)]):
+            return self._make_views(torch.tensor(seen[:1] if uniform else seen), len(seen))
+        # A segment later the views of one place hold for the next token there.
+        key = (len(seen), places[0], self.waiting[0])
+        if key not in self._views:
+            self._views[key] = self._make_views(torch.tensor(seen[:1]), len(seen))
         return self._views[key]
 
-    def _make_views(self, batch: int, places: Tensor, offsets: Tensor) -> list[CacheView]:
-        """Return a view for each layer; `places` and `offsets [1 or batch]` say where the tokens stand."""
-        device, width = self.buffer.device, self.committed + int(places.max()) + 1
-        slots = self.committed + places
-        written = int(slots) if len(slots) == 1 else slots.to(device)
-        regions = [()] * len(self.layers) if self.rotary else self._regions(places, offsets, width)
+    def _make_views(self, seen: Tensor, batch: int) -> list[CacheView]:
+        """Return a view for each layer; `seen [1 or batch]` says where the tokens stand."""
+        places, device = self.layout.pending(seen), self.buffer.device
+        width = self.committed + int(places.max()) + 1
+        slot = (self.committed + places).to(device) if len(places) > 1 else None
+        scores = self.scores[: batch * self.buffer.shape[3] * width].view(batch, -1, width)
+        regions = [()] * len(self.layers) if self.rotary else self._regions(seen, scores.transpose(0, 1))
         angles = self.angles[places.to(device)][:, None] if self.rotary else None
         mask, views = self._mask(batch, places, width), []
-        for buffer, own_regions in zip(self.buffer, regions, strict=True):
-            buffer = buffer[:, :batch, :, :width]
-            keys, values = buffer[2 if self.rotary else 0].flatten(0, 1), buffer[1].flatten(0, 1)
-            views.append(CacheView(written, buffer, keys.transpose(1, 2), values, mask, own_regions, angles))
+        for buffer, layer_regions in zip(self.buffer[:, :, :batch, :, :width], regions, strict=True):
+            keys, values = buffer[2 if self.rotary else 0].flatten(0, 1).transpose(1, 2), buffer[1].flatten(0, 1)
+            flat = scores.view(-1, 1, width)
+            views.append(CacheView(slot, buffer, keys, values, flat, mask, layer_regions, angles))
         return views
 
     def _mask(self, batch: int, places: Tensor, width: int) -> Tensor | None:
-        """Return the mask of committed slots and of slots that a lane has not written yet."""
-        mask = self.mask[:batch]
-        beyond = torch.arange(width - self.committed) > places[:, None]
-        if not bool(beyond.any()) and not bool(mask.any()):
+        """Return the mask of committed slots, and of slots that a lane has not written yet."""
+        if len(places) == 1 and all(self.filled[:batch]):
             return None
+        mask, beyond = self.mask[:batch], torch.arange(width - self.committed) > places[:, None]
         ahead = mask.new_zeros(beyond.shape).masked_fill(beyond.to(mask.device), float("-inf"))
         return torch.cat([mask, ahead.expand(batch, -1)], dim=1)[:, None]
 
-    def _regions(self, places: Tensor, offsets: Tensor, width: int) -> list[tuple[Region, ...]]:
-        """Return the regions of each layer: recent slots and segment, then compressed slots."""
-        compressed = self.layout.compressed_length
-        spans, found = (slice(compressed, width), slice(0, compressed)), []
-        for (rows, bias, first_row), where, slots in zip(self.tables, (places, offsets), spans, strict=False):
-            table, first, count, index = rows, first_row(where), slots.stop - slots.start, None
+    def _regions(self, seen: Tensor, scores: Tensor) -> list[tuple[Region, ...]]:
+        """Return the regions of each layer, recent slots and segment first, with their part of `scores`."""
+        offsets, _ = compressed_offsets(self.packed.config, self.layout, seen)
+        recent = scores[:, :, self.layout.compressed_length :]
+        parts = (self.layout.pending(seen), recent), (offsets, scores[:, :, : self.layout.compressed_length])
+        regions = []
+        for (rows, bias, first_row), (where, room) in zip(self.tables, parts, strict=False):
+            first, count, index = first_row(where), room.shape[2], None
             if len(first) == 1:
-                table = table.narrow(-1, int(first), count)
+                rows = rows.narrow(-1, int(first), count)
             else:  # slots that are not yet written lie beyond the last row
-                index = (first[:, None] + torch.arange(count)).clamp(max=table.shape[-1] - 1).to(table.device)
-            found.append([Region(slots, layer_rows, index, bias) for layer_rows in table])
-        return list(zip(*found, strict=True))
+                index = (first[:, None] + torch.arange(count)).clamp(max=rows.shape[-1] - 1)
+                index = index.to(rows.device).expand(len(room), -1, -1)
+            regions.append([Region(layer_rows, index, bias, room) for layer_rows in rows])
+        return list(zip(*regions, strict=True))
 
     def _project(self, layer: int, lanes: slice, states: Tensor, first: int) -> None:
         """Project `states [batch, slot, d_model]` of a layer into the slots from `first` on."""
@@ -130,8 +132,11 @@ class KVCache:
     def _place(self, lanes: slice, seen: int) -> None:
         """Set mask and turned keys to the segment to which token `seen` of the document belongs."""
         pending = seen % self.layout.segment_length
-        positions = self._positions(torch.tensor([seen - pending]))
-        self.mask[lanes] = positions.mask[0, 0, : self.committed]
+        start = torch.tensor([seen - pending])
+        positions, count = self._positions(start), lanes.stop - lanes.start
+        mask = positions.mask[0, 0, : self.committed]
+        self.mask[lanes] = mask
+        self.waiting[lanes], self.filled[lanes] = [int(self.layout.waiting(start))] * count, [not mask.any()] * count
         if isinstance(positions, RotaryPositions):
             width = self.committed + pending
             keys = self.buffer[:, 0, lanes, :, :width]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, cast
 
 import torch
@@ -27,27 +27,33 @@ from .packed import Precision, check_precision, pack
 class Region:
     """Distances from one token of each lane to the slots of one region."""
 
-    slots: slice
     rows: Tensor
     """Projected distances `[head, d_head, row]`, those of the slots in order where `index` is None."""
     index: Tensor | None
-    """Row of each slot `[batch, slot]`, where lanes differ."""
+    """Row of each slot `[head, batch, slot]`, where lanes differ."""
     bias: int
-    """Which of the packed biases goes with it."""
+    """Number of the packed bias that belongs to the region."""
+    scores: Tensor
+    """Its part of the scores, as `[head, batch, slot]`."""
 
 
 @dataclass(frozen=True, eq=False)
 class CacheView:
-    """Slots that one token of each lane reads in one layer, and the slots that it writes; views into the cache."""
+    """Slots that one token of each lane reads in one layer, and the slot that it writes; views into the cache.
 
-    slots: int | Tensor
-    """Slot that the token writes: one for all lanes, or one each `[batch]`."""
+    Views of uniform lanes are made once a place, since a view costs as much as a small sum.
+    """
+
+    slot: Tensor | None
+    """Slot that each token writes `[batch]`; None where it is the last one for all lanes."""
     buffer: Tensor
     """Keys, values and, under rotary positions, turned keys, `[2 or 3, batch, head, slot, d_head]`."""
     keys: Tensor
     """`[batch · head, d_head, slot]`."""
     values: Tensor
     """`[batch · head, slot, d_head]`."""
+    scores: Tensor
+    """Room for scores `[batch · head, 1, slot]`, shared by all layers."""
     mask: Tensor | None
     """0 or -inf, `[batch, 1, slot]`; None where all slots may be read."""
     regions: tuple[Region, ...] = ()
@@ -55,13 +61,18 @@ class CacheView:
     angles: Tensor | None = None
     """Angles of the tokens `[1 or batch, 1, d_head]`; rotary attention only."""
 
+    @cached_property
+    def last(self) -> Tensor:
+        """Last slot of all lanes `[2 or 3, batch, head, d_head]`."""
+        return self.buffer[:, :, :, -1]
+
     def write(self, keys_values: Tensor) -> None:
         """Write `keys_values [2 or 3, batch, head, d_head]` to the slots of the tokens."""
-        if isinstance(self.slots, int):
-            self.buffer[:, :, :, self.slots] = keys_values
+        if self.slot is None:
+            self.last.copy_(keys_values)
         else:  # indices on both sides of the heads put lanes first
-            lanes = torch.arange(len(self.slots), device=self.slots.device)
-            self.buffer[:, lanes, :, self.slots] = keys_values.transpose(0, 1)
+            lanes = torch.arange(len(self.slot), device=self.slot.device)
+            self.buffer[:, lanes, :, self.slot] = keys_values.transpose(0, 1)
 
 
 class PackedLayer:
@@ -83,12 +94,12 @@ class PackedLayer:
         self.widen_bias = (widen.bias.detach() * factor).to(self.widen.dtype)
         self.narrow_bias = narrow.bias.detach().clone()
         self.attention_norm, self.feed_forward_norm = _norm(block.attention_norm), _norm(block.feed_forward_norm)
-        self.biases: Tensor | None = None
+        self.biases = attention.query.weight.new_zeros(0)
         if isinstance(attention, RelativeAttention):  # of content, of distances, and of compressed distances if other
             biases: list[Tensor] = [attention.content_bias, attention.position_bias]
             if attention.separate_compressed_position:
                 biases.append(attention.compressed_position_bias)
-            self.biases = torch.stack(biases) * scale  # [bias, head, d_head]
+            self.biases = (torch.stack(biases) * scale)[:, None].detach()  # [bias, 1, head, d_head]
 
     def step(self, hidden: Tensor, view: CacheView) -> tuple[Tensor, Tensor, Tensor]:
         """Read one token of each lane.
@@ -120,21 +131,22 @@ class PackedLayer:
         Queries are scaled already. Under relative positions a score is the sum of three terms, as in
         `attention/relative.py`; the weights of W_r have met all distances beforehand.
         """
-        heads = projected.view(-1, 3, self.n_heads, self.d_head).to(view.buffer.dtype)
-        queries, keys_values = heads[:, 0], heads[:, 1:].transpose(0, 1)  # [batch, head, d_head], [2, batch, ...]
-        if view.angles is not None:
-            turned = rotated(heads[:, :2].flatten(1, 2)[:, None], view.angles)[:, 0].unflatten(1, (2, -1))
-            queries, keys_values = turned[:, 0], torch.cat([keys_values, turned[None, :, 1]])
-        view.write(keys_values)
-        content = queries if self.biases is None else queries + self.biases[0]
-        scores = torch.bmm(content.flatten(0, 1)[:, None], view.keys).view(*queries.shape[:2], -1)
+        batch = len(projected)
+        heads = projected.view(batch, 3, self.n_heads, self.d_head).to(view.buffer.dtype)
+        if view.angles is None:
+            view.write(heads[:, 1:].transpose(0, 1))
+            biased = heads[:, 0] + self.biases  # [bias, batch, head, d_head]
+        else:
+            turned = rotated(heads[:, :2].flatten(1, 2)[:, None], view.angles)[:, 0].view(batch, 2, self.n_heads, -1)
+            view.write(torch.stack([heads[:, 1], heads[:, 2], turned[:, 1]]))
+            biased = turned[None, :, 0]
         for region in view.regions:
-            assert self.biases is not None
-            positioned = (queries + self.biases[region.bias]).transpose(0, 1)
-            distances = torch.bmm(positioned, region.rows)  # [head, batch, row]
-            if region.index is not None:
-                distances = distances.gather(2, region.index.expand(self.n_heads, -1, -1))
-            scores[:, :, region.slots] += distances.transpose(0, 1)
+            scores = torch.bmm(biased[region.bias].transpose(0, 1), region.rows)  # [head, batch, row]
+            region.scores.copy_(scores if region.index is None else scores.gather(2, region.index))
+        content = biased[0].reshape(batch * self.n_heads, 1, self.d_head)
+        # Under relative positions the scores hold the distances' term already.
+        scores = view.scores.baddbmm_(content, view.keys, beta=1 if view.regions else 0)
+        scores = scores.view(batch, self.n_heads, -1)
         return scores if view.mask is None else scores.add_(view.mask)
 
 
