@@ -86,12 +86,19 @@ def relative_attention(
     grids: list[tuple[Tensor, Tensor, int]],
     on_weights: WeightsCallback | None = None,
 ) -> Tensor:
-    """softmax(content · keys + relative scores + mask) · values: `[batch, query, head, d_head]`.
+    """Return softmax(content · keys + relative scores + mask) · values, `[batch, query, head, d_head]`.
 
-    On a CPU a function with a backward of its own, which takes one head and one block of queries at a time: the
-    fastest there in training and with long memories. On other devices the relative scores become the additive mask
-    of PyTorch's fused attention, which is slow on a CPU because that mask needs a gradient. `observe` is told each
-    head's weights.
+    On a CPU it is `CpuRelativeAttention`, the fastest there in training and with long memories. On other devices it is
+    `masked_attention`, which is slow on a CPU because its mask needs a gradient.
+
+    Args:
+        content: Queries with the content bias u, scaled, `[batch, query, head, d_head]`.
+        keys: `[batch, slot, head, d_head]`.
+        values: `[batch, slot, head, d_head]`.
+        mask: 0 or -inf, `[1 or batch, query, slot]`.
+        grids: For each region of slots, oldest first: queries with the position bias v, scaled, `[step, batch, a,
+            head, d_head]`, projected distances `[step, 1 or batch, row, head, d_head]`, and the number of slots.
+        on_weights: Called with each head's weights `[batch, query, slot]`.
     """
     if content.device.type == "cpu":
         flat = [part for queries, rows, _ in grids for part in (queries, rows)]

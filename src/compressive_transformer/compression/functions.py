@@ -68,7 +68,7 @@ class MeanPool(Compression):
     """The mean of each group (Sec. 3.2, mean pooling)."""
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        """Compress `[batch, group, compression_rate, d_model]` to `[batch, group, d_model]`."""
         return evicted.mean(dim=2)
 
 
@@ -76,7 +76,7 @@ class MaxPool(Compression):
     """The largest value of each group, number by number (Sec. 3.2, max pooling)."""
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        """Compress `[batch, group, compression_rate, d_model]` to `[batch, group, d_model]`."""
         return evicted.amax(dim=2)
 
 
@@ -94,7 +94,7 @@ class Convolution(Compression):
         self.weight = nn.Parameter(mean)  # [d_model, (compression_rate + overlap) * d_model]
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate + overlap, d_model]` -> `[batch, group, d_model]`."""
+        """Compress `[batch, group, compression_rate + overlap, d_model]` to `[batch, group, d_model]`."""
         return functional.linear(evicted.flatten(2), self.weight)
 
 
@@ -131,7 +131,7 @@ class DilatedConvolutions(Compression):
         self.weight = nn.Parameter(halves.T.repeat(1, compression_rate) / compression_rate)
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        """Compress `[batch, group, compression_rate, d_model]` to `[batch, group, d_model]`."""
         states = functional.pad(evicted.flatten(1, 2), (0, 0, sum(self.dilations), 0))
         for dilation, weight in zip(self.dilations, self.dilated, strict=True):
             pairs = torch.cat([states[:, :-dilation], states[:, dilation:]], dim=-1)
@@ -151,7 +151,7 @@ class MostUsed(Compression):
     scalable = False
 
     def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:  # type: ignore[override]
-        """`[batch, group, compression_rate, d_model]`, usage `[batch, group, compression_rate]` -> as others."""
+        """Compress as others do, given the usage `[batch, group, compression_rate]` too."""
         return evicted.flatten(1, 2).gather(1, self.kept(usage)[:, :, None].expand(-1, -1, self.d_model))
 
     def kept(self, usage: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class AttentionPool(Compression):
         self.queries = nn.Parameter(torch.zeros(heads, self.d_model))
 
     def forward(self, evicted: Tensor) -> Tensor:
-        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        """Compress `[batch, group, compression_rate, d_model]` to `[batch, group, d_model]`."""
         scores = functional.linear(evicted, self.queries) * self.d_model**-0.5
         weights = scores.softmax(dim=2).unsqueeze(-1)  # [batch, group, compression_rate, head, 1]
         slices = evicted.unflatten(-1, (len(self.queries), -1))

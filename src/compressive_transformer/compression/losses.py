@@ -1,4 +1,4 @@
-"""The losses that train compression functions, beside the task loss itself (Sec. 3.2 and Algorithm 2).
+"""Losses that train compression functions, besides the task loss itself (Sec. 3.2 and Algorithm 2).
 
 Each compares, in every lane, what was evicted with what replaces it: squared errors beside squared targets.
 """
@@ -24,7 +24,7 @@ class Decoder(nn.Module):
         self.weight = nn.Parameter(torch.eye(d_model).repeat(compression_rate, 1))  # [rate * d_model, d_model]
 
     def forward(self, compressed: Tensor) -> Tensor:
-        """`[batch, group, d_model]` -> `[batch, group, compression_rate, d_model]`."""
+        """Decode `[batch, group, d_model]` into `[batch, group, compression_rate, d_model]`."""
         states: Tensor = functional.linear(compressed, self.weight).unflatten(-1, (self.compression_rate, -1))
         return states
 
@@ -32,7 +32,7 @@ class Decoder(nn.Module):
 def attention_reconstruction(
     queries: Tensor, evicted: tuple[Tensor, Tensor], compressed: tuple[Tensor, Tensor], *, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Squared error and squared target of attention reconstruction (Algorithm 2), `[batch]` each.
+    """Return squared error and squared target of attention reconstruction (Algorithm 2), `[batch]` each.
 
     Content-based attention of the segment over what was evicted is compared with attention over what
     replaces it, a head at a time before the output projection: means over all numbers of a lane.
@@ -54,7 +54,7 @@ def attention_reconstruction(
 def auto_encoding(
     evicted: Tensor, compressed: Tensor, *, counts: Tensor, decode: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Squared error and squared target of auto-encoding, ‖old − g(f_c(old))‖² (Sec. 3.2), `[batch]` each.
+    """Return squared error and squared target of auto-encoding, ‖old − g(f_c(old))‖² (Sec. 3.2), `[batch]` each.
 
     `evicted [batch, group, compression_rate, d_model]` is free of gradient and compared with what `decode` makes
     of `compressed [batch, group, d_model]`: means over all numbers of a lane's newest `counts [batch]` groups;
@@ -66,7 +66,7 @@ def auto_encoding(
 
 
 def mean_and_relative(squares: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss that is trained on, and the relative error that is reported, of squared errors and targets `[batch]`.
+    """Return the loss to train on and the relative error to report, from squared errors and targets `[batch]`.
 
     The loss is the mean over lanes; a lane that evicted nothing counts as 0, so that the mean is the same however
     lanes are split. The error, without gradient, is squared error / squared target over all lanes, 0 where nothing
@@ -77,12 +77,12 @@ def mean_and_relative(squares: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _real(counts: Tensor, groups: int) -> Tensor:
-    """Groups that are not padding `[batch, group]`, on the CPU as `counts` is."""
+    """Return True for groups that are not padding `[batch, group]`, on the CPU as `counts` is."""
     return torch.arange(groups) >= groups - counts[:, None]
 
 
 def _weighted_squares(reconstruction: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean squares of error and target over the axes that `weight [batch, ...]` does not have, times `weight`."""
+    """Return `weight [batch, ...]` times the mean squares of error and target over all other axes."""
     # Half precision would cancel in the difference once f_c is good.
     precise = torch.promote_types(target.dtype, torch.float32)
     target, reconstruction = target.to(precise), reconstruction.to(precise)

@@ -114,7 +114,7 @@ class PackedLayer:
         return self.finish(hidden, mixed), state, weights
 
     def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """The next layer's input from this one's and what attention mixed of the values, `[batch, d_model]` each."""
+        """Return the next layer's input from this one's and the mixed values, `[batch, d_model]` each."""
         pre_norm = self.block.pre_norm
         attended = self.output(mixed, hidden)
         if not pre_norm:
@@ -151,7 +151,7 @@ class PackedLayer:
 
 
 def has_plain_layers(model: CompressiveTransformer) -> bool:
-    """Whether the layers that are packed compute with their own weights alone; adapters and quantised layers do not."""
+    """Return True if packed layers compute with their weights alone; adapters and quantized layers do not."""
     for block in cast("list[Block]", list(model.blocks)):
         attention, network = block.attention, list(block.feed_forward.children())
         products = [attention.query, attention.key_value, attention.output, *network[::2]]
@@ -164,23 +164,37 @@ def has_plain_layers(model: CompressiveTransformer) -> bool:
 
 
 def _norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A layer norm without the cost of calling a module."""
+    """Return a layer norm without the cost of calling a module."""
     assert isinstance(norm, nn.LayerNorm)
     return partial(
         torch.layer_norm, normalized_shape=norm.normalized_shape, weight=norm.weight, bias=norm.bias, eps=norm.eps
     )
 
 
+class DistanceTable(NamedTuple):
+    """Projected distances to one region of slots, of all layers of a layout."""
+
+    rows: Tensor
+    """`[layer, head, d_head, row]`; the slots of the region lie in order, wherever the token stands."""
+    bias: int
+    """Which of a layer's packed biases goes with it."""
+    first: Callable[[Tensor], Tensor]
+    """Row of the first slot, for places of tokens in the segment, or for offsets of compressed slots."""
+
+
 class PackedModel:
-    """A model for decoding: packed layers, read-out, and distances projected once for each kind of segment."""
+    """A model for decoding: packed layers, packed read-out, and distances that are projected once.
+
+    Raises:
+        CompressiveError: A layer is not plain (see `has_plain_layers`), or the precision is not available.
+    """
 
     def __init__(self, model: CompressiveTransformer, precision: Precision) -> None:
-        """Raises CompressiveError for a model with layers that are not its own (see `is_plain`)."""
         check_precision(precision, model.embedding.weight.device)
         if not has_plain_layers(model):
             raise CompressiveError(
-                "a layer of the model computes with more than its own weights, which decoding would leave out: merge "
-                "adapters first, or read with the model itself"
+                "a layer of the model computes with more than its weights (an adapter?), which decoding would leave "
+                "out: merge adapters first, or read with the model itself"
             )
         self.model = model
         self.config = model.config
@@ -191,7 +205,7 @@ class PackedModel:
         self._tables: dict[SlotLayout, list[DistanceTable]] = {}
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[batch, d_model]` -> `[batch, vocab_size]`, in the model's dtype."""
+        """Return the logits `[batch, vocab_size]` of `[batch, d_model]`, in the model's dtype."""
         hidden = self.model.final_norm(hidden)
         if self.read_out is None:
             made, _ = self.model.embedding.read_out(hidden[:, None], None)
@@ -199,7 +213,7 @@ class PackedModel:
         return self.read_out(hidden).to(hidden.dtype)
 
     def layers_of(self, layout: SlotLayout) -> list[int]:
-        """The layers that have this layout."""
+        """Return the layers that have this layout."""
         return [layer for layer, other in enumerate(self.model.layouts) if other == layout]
 
     def distance_tables(self, layout: SlotLayout) -> list[DistanceTable]:
@@ -245,17 +259,6 @@ class PackedModel:
     def weight(self) -> Tensor:
         """A tensor of the model's dtype on its device."""
         return self.model.embedding.weight
-
-
-class DistanceTable(NamedTuple):
-    """Projected distances to one region of slots, of all layers of a layout."""
-
-    rows: Tensor
-    """`[layer, head, d_head, row]`; the slots of the region lie in order, wherever the token stands."""
-    bias: int
-    """Which of a layer's packed biases goes with it."""
-    first: Callable[[Tensor], Tensor]
-    """Row of the first slot, for places of tokens in the segment, or for offsets of compressed slots."""
 
 
 def _grouped_rows(config: ModelConfig, layout: SlotLayout) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -1,4 +1,4 @@
-"""Products of a few rows with a weight that was packed once: what decoding spends most of its time on."""
+"""Products of a few rows with a packed weight, on which decoding spends most of its time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn import functional
 from ..errors import CompressiveError
 
 Precision = Literal["full", "bf16", "int8"]
-"""Weights of the decoder: as the model has them, rounded to bfloat16, or to 8-bit integers with a scale a row."""
+"""Weights of the decoder: those of the model, rounded to bfloat16, or to 8-bit integers with a scale a row."""
 PRECISIONS: tuple[Precision, ...] = ("full", "bf16", "int8")
 
 
 class FullProduct:
-    """`states @ weight.T` in the weight's own dtype."""
+    """Product `states @ weight.T` in the weight's dtype."""
 
     def __init__(self, weight: Tensor) -> None:
         outputs, inputs = weight.shape
@@ -25,12 +25,12 @@ class FullProduct:
         self.weight = weight.t().contiguous() if outputs >= inputs else weight.clone().t()
 
     def __call__(self, states: Tensor, added: Tensor | None = None) -> Tensor:
-        """`[rows, inputs]` -> `[rows, outputs]`, plus `added [rows, outputs]` or `[outputs]`."""
+        """Multiply `[rows, inputs]` to `[rows, outputs]`, plus `added [rows, outputs]` or `[outputs]`."""
         return torch.mm(states, self.weight) if added is None else torch.addmm(added, states, self.weight)
 
 
 class Bf16Product:
-    """`states @ weight.T` of operands rounded to bfloat16."""
+    """Product `states @ weight.T` of operands rounded to bfloat16."""
 
     dtype = torch.bfloat16
 
@@ -38,13 +38,13 @@ class Bf16Product:
         self.weight = weight.to(torch.bfloat16, copy=True)
 
     def __call__(self, states: Tensor, added: Tensor | None = None) -> Tensor:
-        """`[rows, inputs]` -> `[rows, outputs]` in bfloat16, plus `added`, whose dtype the sum has."""
+        """Multiply `[rows, inputs]` to `[rows, outputs]` in bfloat16, plus `added`, whose dtype the sum has."""
         made = functional.linear(states.to(torch.bfloat16), self.weight)
         return made if added is None else added + made
 
 
 class Int8Product:
-    """`states @ weight.T` of states in bfloat16 and a weight in 8 bits: each row has its largest number at ±127."""
+    """Product `states @ weight.T` of states in bfloat16 and weights in 8 bits, the largest of each row at ±127."""
 
     dtype = torch.bfloat16
 
@@ -57,7 +57,7 @@ class Int8Product:
         self.scales = scales
 
     def __call__(self, states: Tensor, added: Tensor | None = None) -> Tensor:
-        """`[rows, inputs]` -> `[rows, outputs]` in bfloat16, plus `added`, whose dtype the sum has."""
+        """Multiply `[rows, inputs]` to `[rows, outputs]` in bfloat16, plus `added`, whose dtype the sum has."""
         states = states.to(torch.bfloat16)
         if self.padding:
             states = functional.pad(states, (0, self.padding))
@@ -69,13 +69,13 @@ Product = FullProduct | Bf16Product | Int8Product
 
 
 def pack(weight: Tensor, precision: Precision) -> Product:
-    """The product with `weight [outputs, inputs]`, of which it keeps a copy."""
+    """Return the product with `weight [outputs, inputs]`, of which it keeps a copy."""
     kinds: dict[Precision, type[Product]] = {"full": FullProduct, "bf16": Bf16Product, "int8": Int8Product}
     return kinds[precision](weight.detach())
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Raise CompressiveError for a precision that there is not, or not on this device."""
+    """Raise CompressiveError if the precision is unknown, or not available on this device."""
     if precision not in PRECISIONS:
         raise CompressiveError(f"precision ({precision!r}) must be {' or '.join(map(repr, PRECISIONS))}")
     if precision == "int8" and device.type != "cpu":

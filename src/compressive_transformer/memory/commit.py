@@ -1,4 +1,4 @@
-"""How the states of a segment move into memory, and which of them leave it to be compressed."""
+"""The commit: states of a complete segment enter recent memory, the oldest states there leave it to be compressed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from .layout import SlotLayout
 
 
 def place_segment(layout: SlotLayout, pending: Tensor, states: Tensor, *, before: Tensor, after: Tensor) -> Tensor:
-    """The segment so far `[batch, width, d_model]`: pending states, each lane's new `states` right behind.
+    """Return the segment so far `[batch, width, d_model]`: pending states, then each lane's new `states`.
 
     `before` and `after [batch]` are the tokens seen before and after `states [batch, chunk, d_model]`, which
-    complete at most one segment. The segment is as wide as the lane that has come furthest; what lies beyond
-    a lane's own states is padding.
+    complete at most one segment. The segment is as wide as the furthest lane needs; the rest of a lane is padding.
     """
     begin = layout.pending(before)
     width = layout.segment_width(before=before, after=after)
@@ -27,7 +26,7 @@ def place_segment(layout: SlotLayout, pending: Tensor, states: Tensor, *, before
 
 
 def next_pending(layout: SlotLayout, segment: Tensor, seen: Tensor) -> Tensor:
-    """Pending states `[batch, pending, d_model]` at `seen [batch]` tokens, zero beyond each lane's own."""
+    """Return pending states `[batch, pending, d_model]` at `seen [batch]` tokens, padded with zeros."""
     filled = layout.pending(seen)
     width = int(filled.max())
     beyond = torch.arange(width) >= filled[:, None]
@@ -35,7 +34,7 @@ def next_pending(layout: SlotLayout, segment: Tensor, seen: Tensor) -> Tensor:
 
 
 def evicted_groups(layout: SlotLayout, states: Tensor, seen: Tensor, counts: Tensor, overlap: int = 0) -> Tensor:
-    """Groups that leave recent memory at a commit, newest last: `[batch, group, compression_rate + overlap, d_model]`.
+    """Return the groups that a commit evicts, newest last, `[batch, group, compression_rate + overlap, d_model]`.
 
     `states [batch, recent + segment, d_model]` are recent memory and the complete segment, `seen [batch]`
     counts the segment too. Of a lane, only the newest `counts [batch]` groups are real; the others are zeros.
@@ -50,12 +49,12 @@ def evicted_groups(layout: SlotLayout, states: Tensor, seen: Tensor, counts: Ten
 
 
 def new_groups(layout: SlotLayout, *, before: Tensor, after: Tensor) -> Tensor:
-    """Groups that fill while `seen` goes from `before [batch]` to `after [batch]`, at most one commit."""
+    """Return how many groups fill while `seen` grows from `before [batch]` to `after [batch]`, at most one commit."""
     return layout.compressed_groups(after) - layout.compressed_groups(before)
 
 
 def append_compressed(compressed: Tensor, new: Tensor, counts: Tensor) -> Tensor:
-    """Compressed memory `[batch, slot, d_model]` with the newest `counts [batch]` states of `new` added."""
+    """Return compressed memory `[batch, slot, d_model]` with the newest `counts [batch]` states of `new` added."""
     length, added = compressed.shape[1], new.shape[1]
     joined = torch.cat([compressed, new], dim=1)
     if bool((counts == added).all()):
@@ -67,13 +66,13 @@ def append_compressed(compressed: Tensor, new: Tensor, counts: Tensor) -> Tensor
 
 
 def next_recent(layout: SlotLayout, states: Tensor, complete: Tensor) -> Tensor:
-    """Recent memory after a commit of the lanes in `complete [batch]`; `states` as in `evicted_groups`."""
+    """Return recent memory after a commit of the lanes in `complete [batch]`; `states` as in `evicted_groups`."""
     stops = layout.recent_length + layout.segment_length * complete.long()
     return _window(states, stops, layout.recent_length).clone()
 
 
 def _window(states: Tensor, stops: Tensor, length: int) -> Tensor:
-    """The `length` states before place `stops [batch]` of each lane; before the first one, that one again."""
+    """Return the `length` states before place `stops [batch]` of each lane, the first one repeated if need be."""
     first = int(stops[0]) - length
     if first >= 0 and bool((stops == stops[0]).all()):
         return states.narrow(1, first, length)

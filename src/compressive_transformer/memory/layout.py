@@ -1,4 +1,4 @@
-"""Where hidden states stand in memory, as a function of how many tokens were seen: no tensors of states."""
+"""Places of hidden states in memory, as a function of how many tokens were seen: no tensors of states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..config import ModelConfig
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Where hidden states stand in memory, as a function of `seen` alone.
+    """Places of hidden states in memory, as a function of `seen` alone.
 
     With E = committed tokens beyond `memory_length`, floor(E / c) groups of c states have been compressed.
     The E mod c states that do not fill a group yet wait at the old end of recent memory: none is ever lost.
@@ -26,7 +26,7 @@ class SlotLayout:
 
     @classmethod
     def of(cls, config: ModelConfig, layer: int) -> SlotLayout:
-        """The layout that a model's lengths give in one layer, counted from 0."""
+        """Return the layout of one layer of a model, counted from 0."""
         return cls(config.segment_length, *config.of_layer(layer))
 
     @cached_property
@@ -50,38 +50,42 @@ class SlotLayout:
         return (self.waiting_length + self.segment_length) // self.compression_rate
 
     def pending(self, seen: Tensor) -> Tensor:
-        """Tokens of the incomplete segment `[batch]`."""
+        """Return the tokens of the incomplete segment `[batch]`."""
         return seen % self.segment_length
 
     def segment_width(self, *, before: Tensor, after: Tensor) -> int:
-        """Places of the segment that attention reads between two counts of tokens `[batch]`.
+        """Return how many places of the segment attention reads between two counts of tokens `[batch]`.
 
-        As many as the lane that comes furthest fills, and one at least, since attention over nothing is NaN.
+        The furthest lane fills them; at least one, since attention over nothing is NaN.
         """
         return max(1, int((self.pending(before) + after - before).max()))
 
     def compressed_groups(self, seen: Tensor) -> Tensor:
-        """Groups that were compressed since the document began `[batch]`."""
+        """Return the groups that were compressed since the document began `[batch]`."""
         if not self.compressed_length:
             return torch.zeros_like(seen)
         return self._evicted(seen) // self.compression_rate
 
     def waiting(self, seen: Tensor) -> Tensor:
-        """States that wait in recent memory for their group to fill `[batch]`."""
+        """Return the states that wait in recent memory for their group to fill `[batch]`."""
         if not self.compressed_length:
             return torch.zeros_like(seen)
         return self._evicted(seen) % self.compression_rate
 
     def filled(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Filled slots of compressed and of recent memory, `[batch]` each."""
+        """Return the filled slots of compressed and of recent memory, `[batch]` each."""
         compressed = self.compressed_groups(seen).clamp(max=self.compressed_length)
         committed = seen - self.pending(seen)
         return compressed, torch.minimum(committed, self.memory_length + self.waiting(seen))
 
     def slot_spans(self, seen: int) -> tuple[list[range], list[range]]:
-        """The tokens, counted from the document's start, that each slot stands for.
+        """Return the tokens that each slot stands for, counted from the document's start.
 
-        One range a slot of compressed and of recent memory, oldest first; an empty range for an unfilled one.
+        Args:
+            seen: Tokens since the document began.
+
+        Returns:
+            One range a slot, for compressed and for recent memory, oldest first; an unfilled slot has an empty range.
         """
         age = torch.tensor(seen)
         groups = int(self.compressed_groups(age))

@@ -1,4 +1,4 @@
-"""From token ids to the first hidden states, and from the last ones to probabilities, with tied weights."""
+"""Embedding of token ids and read-out of probabilities, with tied weights, and the losses of both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TiedEmbedding(nn.Embedding):
     """One row a token, which is its input and, as a dot product with the last hidden state, its logit."""
 
     def read_out(self, hidden: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Logits `[batch, chunk, vocab_size]` of `hidden [batch, chunk, d_model]`, and the nats of targets."""
+        """Return logits `[batch, chunk, vocab_size]` of `hidden [batch, chunk, d_model]`, and the nats of targets."""
         logits = functional.linear(hidden, self.weight)
         return logits, None if targets is None else token_nats(logits, targets)
 
@@ -49,7 +49,7 @@ class AdaptiveEmbedding(nn.Module):
         return self.first.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The first hidden states `[batch, chunk, d_model]` of `tokens [batch, chunk]`."""
+        """Return the first hidden states `[batch, chunk, d_model]` of `tokens [batch, chunk]`."""
         ids = tokens.flatten()
         embedded = self.first(ids.clamp(max=self.cutoffs[0] - 1))
         for tail, members in self._members(ids):
@@ -57,7 +57,7 @@ class AdaptiveEmbedding(nn.Module):
         return cast(Tensor, embedded.view(*tokens.shape, -1))
 
     def read_out(self, hidden: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities of all ids `[batch, chunk, vocab_size]`, or `[batch, chunk, 0]` and nats of targets."""
+        """Return log-probabilities `[batch, chunk, vocab_size]`, or `[batch, chunk, 0]` and the nats of targets."""
         if targets is None:
             first, clusters = self._first_log_probabilities(hidden)
             inside = [tail.log_probabilities(hidden) for tail in self._tails()]
@@ -66,7 +66,7 @@ class AdaptiveEmbedding(nn.Module):
         return hidden.new_zeros(*targets.shape, 0), nats.view_as(targets)
 
     def _nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Nats `[rows]` of `targets [rows]`, computing no more of the vocabulary than their clusters."""
+        """Return the nats of `targets [rows]`, computing no more of the vocabulary than their clusters."""
         scored = (targets != IGNORE_INDEX).nonzero().squeeze(1)
         hidden, wanted = hidden[scored], targets[scored]
         first, clusters = self._first_log_probabilities(hidden)
@@ -78,7 +78,7 @@ class AdaptiveEmbedding(nn.Module):
         return nats.index_copy(0, scored, -found.double())
 
     def _members(self, ids: Tensor) -> Iterator[tuple[Tail, Tensor]]:
-        """Each cluster but the first, and the places in `ids [rows]` where one of its tokens stands `[members]`."""
+        """Yield each cluster but the first, and the places `[members]` of its tokens in `ids [rows]`."""
         cluster = torch.bucketize(ids, torch.tensor(self.cutoffs, dtype=ids.dtype, device=ids.device), right=True)
         for number, tail in enumerate(self._tails(), start=1):
             yield tail, (cluster == number).nonzero().squeeze(1)
@@ -87,7 +87,7 @@ class AdaptiveEmbedding(nn.Module):
         return cast("list[Tail]", list(self.tails))
 
     def _first_log_probabilities(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the tokens of the first cluster, and of each of the others as a whole."""
+        """Return log-probabilities of the tokens of the first cluster, and of each other cluster as a whole."""
         scores = torch.cat([functional.linear(hidden, self.first.weight), self.clusters(hidden)], dim=-1)
         first, clusters = _log_softmax(scores).split([self.cutoffs[0], len(self.cutoffs)], dim=-1)
         return first, clusters
@@ -104,25 +104,30 @@ class Tail(nn.Module):
         self.projection = nn.Parameter(torch.randn(width, d_model) * width**-0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """First hidden states `[members, d_model]`."""
+        """Return the first hidden states `[members, d_model]`."""
         embedded: Tensor = self.rows(ids - self.low)
         return embedded @ self.projection
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """Of the cluster's tokens, given that it is one of them `[..., high - low]`."""
+        """Return log-probabilities of the cluster's tokens, given the cluster, `[..., high - low]`."""
         narrow = functional.linear(hidden, self.projection)
         return _log_softmax(functional.linear(narrow, self.rows.weight))
 
 
 def build_embedding(config: ModelConfig) -> TiedEmbedding | AdaptiveEmbedding:
-    """What the config says: adaptive where there are cutoffs."""
+    """Return the embedding that the config names: adaptive where there are cutoffs."""
     return AdaptiveEmbedding(config) if config.adaptive_cutoffs else TiedEmbedding(config.vocab_size, config.d_model)
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a target: `logits [batch, segment, vocab_size]`, `targets [batch, segment]`.
+    """Return the mean cross-entropy in nats a target.
 
-    Targets of -100 are ignored; without any target the loss is 0.
+    Args:
+        logits: `[batch, segment, vocab_size]`.
+        targets: Next tokens, `[batch, segment]`; -100 is ignored.
+
+    Returns:
+        Scalar; 0 where there are no targets.
     """
     total = functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
@@ -131,7 +136,7 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood `[batch, segment]` of each target in nats, in double precision; 0 where ignored."""
+    """Return the nats `[batch, segment]` of each target, -ln p, in double precision; 0 where ignored."""
     losses = functional.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
@@ -139,7 +144,7 @@ def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _at(values: Tensor, columns: Tensor) -> Tensor:
-    """Of each row of `values [rows, columns]` the one in its column `[rows]`."""
+    """Return one value `[rows]` of each row of `values [rows, columns]`, that of its column `[rows]`."""
     return values.gather(1, columns[:, None]).squeeze(1)
 
 
