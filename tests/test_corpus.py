@@ -331,7 +331,7 @@ def test_a_document_without_tokens_is_named(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     HuggingFaceTokenizer(tokenizer).save(tmp_path / "tokenizer.json")
     source = write_folder(tmp_path / "texts", ["a a", "   "])
-    fails_with(r"text001\.txt gives no tokens", tmp_path, source, tokenizer=str(tmp_path), holdout=0)
+    fails_with(r"text001\.txt has no tokens", tmp_path, source, tokenizer=str(tmp_path), holdout=0)
 
 
 # --- mistakes ---
@@ -343,7 +343,7 @@ SOURCES: dict[str, tuple[Make, str]] = {
     "missing": (lambda path: path / "none", "no source at .*none: give a folder"),
     "empty folder": (
         lambda path: write_folder(path / "texts", []),
-        r"texts has no \*\.txt files \(it has no files\)",
+        r"texts has no \.txt, \.jsonl or \.parquet files \(no files at all\)",
     ),
     "not UTF-8": (
         lambda path: write_bytes(write_folder(path / "texts", ["a"]) / "z.txt", b"caf\xe9"),
@@ -367,7 +367,7 @@ SOURCES: dict[str, tuple[Make, str]] = {
     ),
     "empty split": (
         lambda path: write_folder(write_folder(path / "texts/train", ["a"]).parent / "test", []).parent,
-        r"test has no \*\.txt files",
+        r"test has no \.txt, \.jsonl or \.parquet files",
     ),
     "empty lines of a split": (
         lambda path: (
@@ -378,7 +378,7 @@ SOURCES: dict[str, tuple[Make, str]] = {
     "empty lines": (lambda path: write_lines(path / "texts.jsonl", []), "has no documents for train"),
     "other suffixes": (
         lambda path: write_bytes(write_bytes(path / "texts/a.md", b"a") / "README", b"a"),
-        r"has no \*\.txt files \(1 with \.md, 1 with no suffix\): rename",
+        r"\.parquet files \(1 with \.md, 1 with no suffix\): rename",
     ),
     "both kinds": (
         lambda path: write_lines(write_folder(path / "texts/train", ["a"]).parent / "train.jsonl", [{}]).parent,
@@ -386,7 +386,7 @@ SOURCES: dict[str, tuple[Make, str]] = {
     ),
     "other file": (
         lambda path: write_bytes(path / "texts/a.md", b"a") / "a.md",
-        r"a\.md must be a \.txt or \.jsonl file",
+        r"a\.md must be a \.txt, \.jsonl or \.parquet file or a folder; \.txt or \.jsonl files may",
     ),
     "bad metadata": (
         lambda path: write_bytes(write_folder(path / "texts", ["a"]) / "metadata.csv", b"1,\xff"),
@@ -503,7 +503,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other format": (damaged(lambda index: index.update(format="x")), "is not the index of a corpus"),
     "later version": (
         damaged(lambda index: index.update(version=2)),
-        "is of version 2, this release reads version 1",
+        "has version 2, this release reads version 1",
     ),
     "other dtype": (
         damaged(lambda index: index.update(dtype="float16")),
@@ -577,7 +577,7 @@ def test_an_id_that_cannot_be_is_found_when_it_is_read(small: Corpus) -> None:
     file = small.path / "train.bin"
     file.write_bytes(file.read_bytes()[:-2] + b"\x00\x01")  # 256, the start
     split = open_corpus(small.path).train
-    with pytest.raises(CompressiveError, match="hold id 256, but ids go to 255: the corpus is damaged"):
+    with pytest.raises(CompressiveError, match="have id 256, but ids end at 255: the corpus is damaged"):
         split.read(len(split.documents) - 1)
 
 

@@ -100,16 +100,16 @@ def test_a_compressed_file_that_is_cut_off_or_damaged_is_refused(tmp_path: Path,
     whole = COMPRESS[suffix](lines([BOOK[5000:5100]]))
     for length in (*range(0, 30), *range(30, len(whole), 11), len(whole) - 1):
         file = write(tmp_path / f"a.{kind}{suffix}", whole[:length])
-        with pytest.raises(CompressiveError, match=rf"a\.{kind}\{suffix} is damaged or cut off \(.*\): fetch it again"):
+        with pytest.raises(CompressiveError, match=rf"a\.{kind}\{suffix} is damaged or truncated \(.*\): download it"):
             list(open_source(file, holdout=0, field="text").read())
     for content in (b"no such thing", whole + b"more", whole[:40] + b"\x55\x55\x55" + whole[43:]):
-        refused("is damaged or cut off", tmp_path, write(tmp_path / f"a.{kind}{suffix}", content), holdout=0)
+        refused("is damaged or truncated", tmp_path, write(tmp_path / f"a.{kind}{suffix}", content), holdout=0)
 
 
 def test_compressed_files_of_several_parts_are_read_to_the_end(tmp_path: Path) -> None:
     for suffix, compress in COMPRESS.items():
         file = write(tmp_path / f"a.txt{suffix}", compress(b"one ") + compress(b"two"))
-        assert [text.text for _, text in open_source(file, holdout=0, field="text").read()] == ["one two"]
+        assert [document.content for _, document in open_source(file, holdout=0, field="text").read()] == ["one two"]
 
 
 def test_without_a_library_for_zstd_the_message_says_what_to_install(
@@ -125,15 +125,15 @@ def test_without_a_library_for_zstd_the_message_says_what_to_install(
 def test_text_that_would_be_read_twice_or_left_out_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a/1.txt", b"text")
     write(tmp_path / "a/1.txt.gz", gzip.compress(b"text"))
-    refused(r"a has both 1\.txt and 1\.txt\.gz: leave one of them", tmp_path, tmp_path / "a")
+    refused(r"a has both 1\.txt and 1\.txt\.gz: keep one of them", tmp_path, tmp_path / "a")
     write(tmp_path / "b/1.txt", b"text")
     write(tmp_path / "b/2.jsonl", lines(["text"]))
-    refused(r"b has both 1\.txt and 2\.jsonl: leave one kind of files", tmp_path, tmp_path / "b")
+    refused(r"b has both 1\.txt and 2\.jsonl: keep one format", tmp_path, tmp_path / "b")
     write(tmp_path / "c/train.jsonl", lines(["text"]))
     write(tmp_path / "c/train.jsonl.gz", gzip.compress(lines(["text"])))
-    refused(r"c has both train\.jsonl and train\.jsonl\.gz: leave one of them", tmp_path, tmp_path / "c")
+    refused(r"c has both train\.jsonl and train\.jsonl\.gz: keep one of them", tmp_path, tmp_path / "c")
     for name in ("a.parquet.gz", "a.csv.gz", ".gz", ".txt"):
-        refused(r"must be a \.txt or \.jsonl file \(maybe compressed", tmp_path, write(tmp_path / name, b"x"))
+        refused(r"must be a \.txt, \.jsonl or \.parquet file or a folder", tmp_path, write(tmp_path / name, b"x"))
 
 
 def test_the_bytes_read_for_documents_are_those_of_the_files(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_records_can_be_given_and_must_be_readable_twice(tmp_path: Path) -> None
     assert [corpus.tokenizer.decode(corpus.train.read(number)) for number in (1, 2)] == TEXTS[1:3]
     assert corpus.validation.documents[0].title == "validation:0"
     for source in (iter(records), 3, {"train": (record for record in records)}):
-        refused("a source must be a path, .* not .*: records must be such that they can be read more", tmp_path, source)
+        refused("a source must be a path, .* not .*: records are read more", tmp_path, source)
     refused("the dataset records must have a split train, it has test", tmp_path, {"test": records})
     refused("record 0 of records has no field 'body', it has text", tmp_path, records, field="body")
 

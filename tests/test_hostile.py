@@ -25,9 +25,8 @@ from compressive_transformer.checkpoint import save
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.config.toml import from_mapping, read_settings
 from compressive_transformer.data import prepare as writing
-from compressive_transformer.data.encoding import Encoded
 from compressive_transformer.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
-from compressive_transformer.data.writer import CorpusFiles
+from compressive_transformer.data.writer import CorpusFiles, Encoded
 from compressive_transformer.train.log import read_log
 from runs import TRAINING, tiny_model, write_books
 

@@ -405,13 +405,13 @@ def test_a_split_without_documents_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 3}, "batch_size is 3 there and 2 here"),
-        ({"length": 5}, "length is 5 there and 4 here"),
-        ({"seed": None}, "seed is None there and 7 here"),
-        ({"endless": False}, "endless is False there and True here"),
-        ({"max_document_length": 4}, "max_document_length is 4 there and 8 here"),
-        ({"corpus": "other"}, "corpus is 'other' there and 'f' here"),
-        ({"split": "test"}, "split is 'test' there"),
+        ({"batch_size": 3}, "batch_size was 3, is now 2;"),
+        ({"length": 5}, "length was 5, is now 4;"),
+        ({"seed": None}, "seed was None, is now 7;"),
+        ({"endless": False}, "endless was False, is now True;"),
+        ({"max_document_length": 4}, "max_document_length was 4, is now 8;"),
+        ({"corpus": "other"}, "corpus was 'other', is now 'f';"),
+        ({"split": "test"}, "split was 'test'"),
         ({"pieces": [0]}, "damaged: 2 integer"),
         ({"pieces": [0, 99]}, "damaged"),
         ({"pieces": [0, -2]}, "damaged"),
@@ -445,5 +445,5 @@ def test_a_position_with_a_part_missing_is_refused(name: str) -> None:
     stream = Lanes(numbered_split([3, 9, 12]), batch_size=2, length=4, seed=7)
     state = stream.state_dict()
     del state[name]
-    with pytest.raises(CompressiveError, match="position"):
+    with pytest.raises(CompressiveError, match="data-loader state"):
         stream.load_state_dict(state)

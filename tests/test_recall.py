@@ -22,7 +22,7 @@ from compressive_transformer.apps.experiment.running import finish
 from compressive_transformer.checkpoint import read_json
 from compressive_transformer.cli import main
 from compressive_transformer.data import Corpus, Split, open_corpus, prepare
-from compressive_transformer.data.lanes import IGNORE, Lanes
+from compressive_transformer.data.lanes import Lanes
 from compressive_transformer.data.sources.passkey import LENGTH as PASSKEY_LENGTH
 from compressive_transformer.data.sources.recall import FILLER, KEYS, LENGTH, SPACING, VALUES, recall_document
 from compressive_transformer.errors import CompressiveError
@@ -114,7 +114,7 @@ def test_a_corpus_is_the_same_each_time_and_no_two_documents_are(data: Corpus, t
 
 @pytest.mark.parametrize("setting", ["", "75", "75-", "7-30", "30-20", "30-1280", "30-40:0", "a-b", "30-40:5:6"])
 def test_distances_that_cannot_be_are_refused(setting: str, tmp_path: Path) -> None:
-    with pytest.raises(CompressiveError, match=rf"^recall:{setting}( must be recall:LEAST-GREATEST|: distances must)"):
+    with pytest.raises(CompressiveError, match=rf"^recall:{setting}( must be recall:MIN-MAX|: distances must)"):
         prepare(f"recall:{setting}", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -130,7 +130,7 @@ def test_values_are_the_only_targets_and_all_else_is_input_as_ever(data: Corpus)
     for ours, plain in pairs:
         assert torch.equal(ours.tokens, plain.tokens)
         wanted = torch.isin(plain.targets, torch.tensor(list(VALUES)))
-        assert torch.equal(ours.targets, plain.targets.where(wanted, torch.tensor(IGNORE)))
+        assert torch.equal(ours.targets, plain.targets.where(wanted, torch.tensor(IGNORE_INDEX)))
         assert ours.total_targets == int(wanted.sum())
 
 
@@ -324,8 +324,8 @@ def test_recall_in_text_counts_whole_numbers(hidden: Corpus) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("", "must be passkey:SOURCE:LEAST-GREATEST"),
-        ("SOURCE", "must be passkey:SOURCE:LEAST-GREATEST"),
+        ("", "must be passkey:SOURCE:MIN-MAX"),
+        ("SOURCE", "must be passkey:SOURCE:MIN-MAX"),
         ("SOURCE:20-300", "distances must rise from 27 on"),
         ("SOURCE:300-200", "distances must rise from 27 on"),
         ("SOURCE:100-8166", "be at most 8165 tokens"),

@@ -154,13 +154,13 @@ def test_another_folder_can_be_read_with_the_words_of_a_corpus(tmp_path: Path) -
 
 def test_wikitext_without_what_it_needs_is_refused(tmp_path: Path) -> None:
     folder = write_wikitext(tmp_path / "wikitext", valid=" a \n", test=" a \n")
-    message = "has no wiki.train.tokens .*the vocabulary is that of the training part.*wiki.valid.tokens, wiki.test.tok"
+    message = "has no wiki.train.tokens .*the vocabulary is that of the training split.*wiki.valid.tokens, wiki.test"
     refused(message, tmp_path, f"wikitext:{folder}")
-    refused("found no part of WikiText", tmp_path, f"wikitext:{tmp_path}")
+    refused("found no file of WikiText", tmp_path, f"wikitext:{tmp_path}")
     write_wikitext(folder, train=" a \n")
     refused("is read as words, not as bytes: give no tokenizer", tmp_path, f"wikitext:{folder}", tokenizer="bytes")
     write_wikitext(folder, "raw", train=" a \n")
-    refused("both .tokens and .raw files of WikiText: leave one kind", tmp_path, f"wikitext:{folder}")
+    refused("both .tokens and .raw files of WikiText: keep one kind", tmp_path, f"wikitext:{folder}")
     (folder / "wiki.train.raw").unlink()
     (folder / "wiki.train.tokens").write_bytes(b"a\xff")
     refused("wiki.train.tokens is not UTF-8 at byte 1", tmp_path, f"wikitext:{folder}")
@@ -247,18 +247,18 @@ def test_what_is_no_sound_is_refused(tmp_path: Path) -> None:
     sound.mkdir()
     refused(r"sound has no \*\.wav files: convert other formats", tmp_path, f"audio:{sound}")
     (sound / "a.wav").write_bytes(b"RIFF....WAVE")
-    refused(r"a\.wav is not a WAV file of whole numbers \(PCM\)", tmp_path, f"audio:{sound}")
+    refused(r"a\.wav is not a WAV file of integers \(PCM\)", tmp_path, f"audio:{sound}")
     write_sound(sound / "a.wav", chirp(0))
     refused(r"a\.wav is empty: take it out", tmp_path, f"audio:{sound}", holdout=0)
     write_sound(sound / "a.wav", chirp(9))
     write_sound(sound / "b.wav", chirp(9), rate=16_000)
-    refused(r"a\.wav has 8000 samples a second, .*b\.wav 16000: bring all to one rate", tmp_path, f"audio:{sound}")
+    refused(r"a\.wav has 8000 samples per second, .*b\.wav has 16000: resample all to one", tmp_path, f"audio:{sound}")
     (sound / "b.wav").unlink()
     refused("has 1 document", tmp_path, f"audio:{sound}")
     refused("audio:sound is read as mu-law, not as bytes", tmp_path, f"audio:{sound}", tokenizer="bytes")
     prepare(f"audio:{sound}", tmp_path / "data", holdout=0)
     write_sound(sound / "a.wav", chirp(9), rate=16_000)
-    message = r"has 16000 samples a second, .* is for 8000: bring both to one rate"
+    message = r"has 16000 samples per second, .* is for 8000: resample the sound"
     refused(message, tmp_path, f"audio:{sound}", holdout=0, tokenizer=tmp_path / "data")
     shutil.move(sound / "a.wav", (sound / "test").mkdir() or sound / "test" / "a.wav")
     refused("has test but no train: add it or rename", tmp_path, f"audio:{sound}")

@@ -14,6 +14,7 @@ from ..config import ModelConfig, TrainConfig
 from ..config.toml import from_mapping, read_settings
 from ..data import open_corpus
 from ..data import prepare as prepare_corpus
+from ..data.sources import SOURCES
 from ..model import CompressiveTransformer
 from ..train import Resume
 from ..train import train as train_model
@@ -22,7 +23,7 @@ from .terminal import say
 
 
 def prepare(
-    source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")],
+    source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE", help=SOURCES)],
     out: Annotated[Positional[Path], tyro.conf.arg(metavar="OUT")],
     /,
     tokenizer: str | None = None,
@@ -36,12 +37,6 @@ def prepare(
     The text must be UTF-8; CRLF is read as LF. After an interruption the same command goes on where it stopped.
 
     Args:
-        source: A folder of .txt files, one document each, with sub-folders train/, validation/ and test/ or
-            without; a .jsonl or .parquet file or a folder of such; text and JSON lines may be compressed (.gz, or .zst
-            with the extra `data`); hf:NAME or hf:NAME:CONFIG for a Hugging Face dataset (extra `data`);
-            enwik8:FILE, the file or its .zip; wikitext:FOLDER with wiki.train.tokens and so on; audio:FOLDER of
-            .wav files; recall:LEAST-GREATEST, made-up documents with keys that occur again after so many tokens; or
-            passkey:SOURCE:LEAST-GREATEST, the text of another source with such keys hidden in it.
         out: The corpus's folder, to be made.
         tokenizer: "bytes", which is what text is read with if nothing is said, "bpe" (byte-level, trained here on
             the training documents), or a path to a Hugging Face tokenizer (a tokenizer.json or a folder with one) or

@@ -27,8 +27,8 @@ def recall(
 
     Args:
         run: A run that `compressive train` wrote, trained on such a corpus.
-        data: A corpus that `compressive prepare` made from recall:LEAST-GREATEST or from
-            passkey:SOURCE:LEAST-GREATEST.
+        data: A corpus that `compressive prepare` made from recall:MIN-MAX or from
+            passkey:SOURCE:MIN-MAX.
         split: train, validation or test.
         batch: Documents that are read side by side; the result does not depend on it.
         json: Print everything as JSON, document by document.

@@ -1,7 +1,7 @@
-"""Text to tokens on disk, and from there to the lanes of a batch.
+"""From text to tokens on disk, and from there to the lanes of a batch.
 
-A corpus is a folder: `tokenizer.json`, one `.bin` file of tokens a split, and `documents.json`, the index. `sources`
-finds and reads documents, `prepare` makes the folder, `corpus` opens it, `lanes` reads it segment by segment.
+A corpus is a folder: `tokenizer.json`, one `.bin` file of tokens per split, and `documents.json`, the index. `sources`
+reads documents, `prepare` writes the folder, `corpus` opens it, `lanes` reads it segment by segment.
 """
 
 from .corpus import Corpus, Document, Split, open_corpus

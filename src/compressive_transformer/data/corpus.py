@@ -1,4 +1,4 @@
-"""A corpus that was prepared: opened, checked, its tokens memory-mapped."""
+"""A prepared corpus: opened, checked, its tokens memory-mapped."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ class Document:
     """One book, file or record."""
 
     title: str
-    """File stem, or the title that the source gives."""
+    """File stem, or the title in the source."""
     offset: int
-    """Its first token's place in the split's file (tokens)."""
+    """Position of its first token in the file of the split (tokens)."""
     tokens: int
-    """Length in tokens, the start id not counted."""
+    """Length without the start id (tokens)."""
     words: int
-    """Words separated by whitespace: what word perplexity is measured by. In WikiText the ends of lines too; in
-    sound none."""
+    """Words separated by whitespace, the unit of word perplexity. In WikiText the ends of lines too; in sound none."""
     bytes: int
-    """Bytes of the UTF-8 form, newlines translated: what bits per byte are measured by. In sound one a sample."""
+    """Bytes of the UTF-8 text with LF, the unit of bits per byte. In sound one per sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,22 +45,23 @@ class Split:
     name: str
     """train, validation or test."""
     documents: tuple[Document, ...]
+    """In the order of their tokens."""
     tokens: NDArray[Any]
-    """All documents' tokens, one after another `[tokens]`: uint16 or uint32, memory-mapped, read-only."""
+    """Tokens of all documents, one after another `[tokens]`: uint16 or uint32, memory-mapped, read-only."""
     vocab_size: int
     """Number of ids of the tokenizer, the start id included."""
     lossless: bool
-    """Whether every document of the corpus decodes to the text it came from: word perplexity needs it."""
+    """True if all documents of the corpus decode to the original text, which word perplexity requires."""
     fingerprint: str
-    """That of the corpus."""
+    """Fingerprint of the corpus."""
     benchmark: str = ""
-    """The published data that the corpus was made of, or of a part of it; "" for other text."""
+    """The published data set that the corpus is a part of; "" for other text."""
     targets: frozenset[int] | None = None
-    """Token ids that alone are learned from and scored; None for all of them."""
+    """The only token ids that are trained on and scored; None for all."""
 
     @property
     def official(self) -> str:
-        """The published data whose split of this name it is, all of it: told by its counts. "" for any other."""
+        """The published data set whose split this is, recognized by its counts; "" for any other."""
         documents = self.documents
         return published_name(
             self.benchmark,
@@ -74,7 +74,7 @@ class Split:
 
     @property
     def start_id(self) -> int:
-        """The id that stands before each document as first input; never a target."""
+        """The first input of each document; never a target."""
         return self.vocab_size - 1
 
     def check_token_ids(self, vocab_size: int) -> None:
@@ -86,9 +86,18 @@ class Split:
             )
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """The tokens `start` to `stop` of a document (its end if None), in memory, as int64.
+        """Return tokens of a document, in memory.
 
-        Raises CompressiveError for a document or a range that does not exist, and for tokens that cannot be.
+        Args:
+            document: Number of the document in the split.
+            start: First token in the document.
+            stop: End of the tokens, exclusive; None for the end of the document.
+
+        Returns:
+            Token ids `[stop - start]`, int64.
+
+        Raises:
+            CompressiveError: for a document or a range that does not exist, and for invalid tokens.
         """
         if not 0 <= document < len(self.documents):
             raise CompressiveError(f"{self.name} has documents 0 to {len(self.documents) - 1}, not {document}")
@@ -99,17 +108,17 @@ class Split:
         tokens = self.tokens[entry.offset + start : entry.offset + stop].astype(np.int64)
         if tokens.size and int(tokens.max()) >= self.start_id:
             raise CompressiveError(
-                f"the tokens of {entry.title!r} in {self.name} hold id {tokens.max()}, but ids go to"
+                f"the tokens of {entry.title!r} in {self.name} have id {tokens.max()}, but ids end at"
                 f" {self.start_id - 1}: the corpus is damaged, prepare it again"
             )
         return tokens
 
     def is_target(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of `ids [tokens]` are learned from and scored `[tokens]`."""
+        """Return a mask `[tokens]` of `ids [tokens]`, True for those that are trained on and scored."""
         return np.ones(len(ids), dtype=bool) if self.targets is None else np.isin(ids, list(self.targets))
 
     def count_targets(self, document: int) -> int:
-        """Tokens of a document that are learned from and scored; read where the corpus says which they are."""
+        """Return how many tokens of a document are trained on and scored; they are read where `targets` are given."""
         if self.targets is None:
             return self.documents[document].tokens
         return int(self.is_target(self.read(document)).sum())
@@ -117,16 +126,18 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Documents as tokens on disk, in up to three splits, with the tokenizer that made them."""
+    """Documents as tokens on disk, in up to three splits, with their tokenizer."""
 
     path: Path
+    """Folder of the corpus."""
     tokenizer: Tokenizer
+    """Tokenizer that encoded the documents."""
     lossless: bool
-    """Whether every document decodes to the text it came from: word perplexity needs it."""
+    """True if all documents decode to the original text, which word perplexity requires."""
     fingerprint: str
-    """sha256 of everything: documents, tokens and tokenizer. It changes when any of them does."""
+    """SHA-256 of the documents, tokens and tokenizer."""
     splits: Mapping[str, Split]
-    """By name; train always, validation and test where there are any."""
+    """Splits by name: train always, validation and test where there are any."""
 
     @property
     def vocab_size(self) -> int:
@@ -135,21 +146,21 @@ class Corpus:
 
     @property
     def train(self) -> Split:
-        """The split to learn from."""
+        """The training split."""
         return self.split("train")
 
     @property
     def validation(self) -> Split:
-        """The split to choose by. Raises CompressiveError where the corpus has none."""
+        """The validation split. Raises CompressiveError where the corpus has none."""
         return self.split("validation")
 
     @property
     def test(self) -> Split:
-        """The split for final scores. Raises CompressiveError where the corpus has none."""
+        """The test split. Raises CompressiveError where the corpus has none."""
         return self.split("test")
 
     def split(self, name: str) -> Split:
-        """The split of that name. Raises CompressiveError where the corpus has none."""
+        """Return the split of a name. Raises CompressiveError where the corpus has none."""
         if name not in self.splits:
             raise CompressiveError(
                 f"corpus {self.path} has no {name} split: it has {', '.join(self.splits)};"
@@ -159,9 +170,16 @@ class Corpus:
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """The corpus that `prepare` wrote to a folder.
+    """Open a corpus that `prepare` wrote.
 
-    Raises CompressiveError where the folder or a file is missing, or the files do not fit one another.
+    Args:
+        path: The folder of the corpus.
+
+    Returns:
+        The corpus; tokens stay on disk.
+
+    Raises:
+        CompressiveError: where the folder or a file is missing or damaged, or the files do not match.
     """
     path = Path(path)
     if not path.is_dir():
@@ -173,7 +191,7 @@ def open_corpus(path: str | Path) -> Corpus:
     if tokenizer.vocab_size != index["vocab_size"]:
         raise CompressiveError(
             f"{index_file} is for vocab_size {index['vocab_size']}, {path / 'tokenizer.json'} has"
-            f" {tokenizer.vocab_size}: the files are not of one corpus, prepare it again"
+            f" {tokenizer.vocab_size}: the files belong to different corpora, prepare it again"
         )
     fingerprint = hashlib.sha256(content + _read_bytes(path / "tokenizer.json")).hexdigest()
     splits = {
@@ -197,12 +215,12 @@ def _read_bytes(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise CompressiveError(
-            f"cannot read {file}: {error.strerror}; the corpus is not complete, prepare it again"
+            f"cannot read {file}: {error.strerror}; the corpus is incomplete, prepare it again"
         ) from error
 
 
 def _parse_index(file: Path, content: bytes) -> dict[str, Any]:
-    """The index with its documents as `Document`; all values are of the type that they must be."""
+    """Return the index with `Document` entries, after checking the types of all values."""
     try:
         index = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -211,10 +229,9 @@ def _parse_index(file: Path, content: bytes) -> dict[str, Any]:
         raise CompressiveError(f"{file} is not the index of a corpus: prepare the corpus again")
     if index.get("version") != VERSION:
         raise CompressiveError(
-            f"{file} is of version {index.get('version')}, this release reads version {VERSION}:"
-            " prepare the corpus again"
+            f"{file} has version {index.get('version')}, this release reads version {VERSION}: prepare the corpus again"
         )
-    if index.get("dtype") not in list(DTYPES):  # a list compares even what cannot be hashed
+    if index.get("dtype") not in list(DTYPES):  # a list compares unhashable values too
         raise CompressiveError(f"{file}: dtype {index.get('dtype')!r} must be {' or '.join(DTYPES)}")
     if not isinstance(index.get("lossless"), bool) or not _is_count(index.get("vocab_size")):
         raise CompressiveError(f"{file}: lossless must be true or false, vocab_size a number")
@@ -229,7 +246,7 @@ def _parse_index(file: Path, content: bytes) -> dict[str, Any]:
 
 
 def _parse_targets(file: Path, index: Mapping[str, Any]) -> frozenset[int] | None:
-    """The ids that are targets, of a corpus that says so; None for others."""
+    """Return the ids that are targets, None for all."""
     targets = index.get("targets")
     if targets is None:
         return None
@@ -273,7 +290,7 @@ def _map_tokens(file: Path, dtype: np.dtype[Any], documents: tuple[Document, ...
             return np.memmap(file, dtype=dtype, mode="r")
     except OSError as error:
         raise CompressiveError(
-            f"cannot read {file}: {error.strerror}; the corpus is not complete, prepare it again"
+            f"cannot read {file}: {error.strerror}; the corpus is incomplete, prepare it again"
         ) from error
     raise CompressiveError(
         f"{file} has {actual} bytes, its index says {expected}: the corpus is damaged, prepare it again"

@@ -1,9 +1,9 @@
-"""Tokens on disk to batches: each lane reads whole documents, or long ones in pieces, segment by segment.
+"""Batches of segments from tokens on disk: each lane reads whole documents, or long ones in pieces.
 
-A piece is what a lane reads between two resets of its memory: a document, or a part of one that is longer than
-wanted. It begins at a segment border and its last segment is padded, so memory is reset a whole lane at a time
-and never crosses the start of a piece. Which lane reads which piece follows from the lengths of the documents
-alone: every process works it out for all lanes and reads tokens only for its own.
+A piece is a document, or a part of one that is longer than `max_document_length`; memory is reset before each piece.
+Pieces start at a segment border and their last segment is padded, so memory never crosses their start. The lengths of
+the documents alone decide which lane reads which piece: each process computes this for all lanes and reads tokens for
+its part.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ from .corpus import Split
 
 
 class Segment(NamedTuple):
-    """What each lane reads next. Tensors are on the CPU, int64 where nothing else is said."""
+    """The next segment of each lane. Tensors are on the CPU and int64 unless stated otherwise."""
 
     tokens: Tensor
-    """Inputs `[lane, segment]`, the token before each target: the start id where there is none; padding is 0."""
+    """Inputs `[batch, segment]`: the token before each target, the start id at the start of a document; padding is
+    0."""
     targets: Tensor
-    """The document's tokens `[lane, segment]`, each once; padding is `IGNORE_INDEX`, and so is what is no target of the
-    corpus, where that says which tokens are."""
+    """Tokens of the document `[batch, segment]`, each once; `IGNORE_INDEX` for padding and for tokens that are not
+    targets of the corpus."""
     starts: Tensor
-    """Whether the lane begins a document or a piece of one `[lane]`, bool: what `memory.reset` takes."""
+    """True for lanes that start a document or a piece of one `[batch]`, bool: the argument of `memory.reset`."""
     lengths: Tensor
-    """Real tokens `[lane]`; 0 for a lane that has no document left."""
+    """Tokens without padding `[batch]`; 0 for a lane without a document."""
     documents: Tensor
-    """Number of the document in the split `[lane]`; -1 for a lane that has no document left."""
+    """Number of the document in the split `[batch]`; -1 for a lane without a document."""
     total_targets: int
-    """Real targets over all lanes of all processes: what to divide the sum of all losses by, so that the mean
-    does not depend on the number of processes. May be 0 where the corpus says which tokens are targets."""
+    """Targets over all lanes of all processes, the divisor of the sum of all losses: so the mean does not depend on the
+    number of processes. May be 0 where the corpus has `targets`."""
 
 
 class Lanes(Iterator[Segment]):
-    """An iterator of segments that can say exactly where it is and go on from there.
+    """An iterator of segments whose exact position can be saved and restored.
 
-    All lanes share one queue of documents; a lane that has finished one takes the next, the lower lane first.
-    One pass reads every document once; lanes for which none is left idle until the last one is done. With
-    `endless` the queue goes on with the next epoch. `seed` shuffles the documents of each epoch, None keeps
-    them in order. Of `world` processes, the one of rank r gets lanes r·batch/world to (r+1)·batch/world.
+    All lanes share one queue of documents; a lane that finished one takes the next, lower lanes first. One pass reads
+    each document once; lanes without a document idle until the last one is done.
 
-    With `max_document_length` (tokens) a longer document stands in the queue as pieces of that length (the last
-    one may be shorter), each with a place of its own. A piece begins with empty memory, as a document does. Its
-    first input is the token before it, which is known: the start id would say that the document begins there.
+    With `max_document_length` a longer document enters the queue as pieces of that length (the last one may be
+    shorter). A piece starts with empty memory, as a document does. Its first input is the token before it: the start id
+    would mean that the document starts there.
     """
 
     def __init__(
@@ -66,11 +65,20 @@ class Lanes(Iterator[Segment]):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        """`batch_size` counts lanes over all processes, `length` the tokens of a segment.
+        """Check the options and start at the first document.
 
-        `max_document_length` is a multiple of `length`, so that pieces add no padding; 0 keeps documents whole.
+        Args:
+            split: Documents to read.
+            batch_size: Lanes over all processes, a multiple of `world`.
+            length: Length of a segment (tokens).
+            seed: Seed of the order of the documents in each epoch; None keeps their order.
+            endless: True to continue with the next epoch.
+            max_document_length: Length of pieces (tokens), a multiple of `length`; 0 for whole documents.
+            rank: Number of this process, which reads lanes rank·batch_size/world to (rank+1)·batch_size/world.
+            world: Number of processes.
 
-        Raises CompressiveError for numbers that cannot be, and for a split without documents.
+        Raises:
+            CompressiveError: for numbers outside their limits, and for a split without documents.
         """
         if batch_size < 1 or length < 1:
             raise CompressiveError(f"batch_size ({batch_size}) and length ({length}) must be at least 1")
@@ -90,15 +98,15 @@ class Lanes(Iterator[Segment]):
             raise CompressiveError(f"split {split.name} has no documents: prepare the corpus with some")
         self._split, self._length, self._seed, self._endless = split, length, seed, endless
         self._longest_document = max_document_length
-        self._own = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        self._local_lanes = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._all_pieces = _pieces_of(split, max_document_length)
-        self._pieces = np.full(batch_size, -1, dtype=np.int64)  # the one that a lane reads, -1 for none
-        self._segments = np.zeros(batch_size, dtype=np.int64)  # of its piece, the next one that a lane reads
+        self._pieces = np.full(batch_size, -1, dtype=np.int64)  # that a lane reads, -1 for none
+        self._segments = np.zeros(batch_size, dtype=np.int64)  # next one of its piece
         self._begin_epoch(0)
 
     @property
     def epoch(self) -> int:
-        """Number of the pass over the documents, from 0, that the document or piece taken last belongs to."""
+        """Pass over the documents, from 0, of the document or piece taken last."""
         return self._epoch
 
     def __next__(self) -> Segment:
@@ -113,7 +121,7 @@ class Lanes(Iterator[Segment]):
         return segment
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all lanes of all processes are, as JSON can hold it; the same on each process."""
+        """Return the position of all lanes of all processes as JSON values, equal on all processes."""
         return {
             **self._identity(),
             "epoch": self._epoch,
@@ -123,16 +131,16 @@ class Lanes(Iterator[Segment]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, on any number of processes.
+        """Restore the position of `state_dict`, on any number of processes.
 
-        Raises CompressiveError where the state is of other data or other settings, or cannot be.
+        Raises CompressiveError for a state of other data or settings, or an invalid one.
         """
         state = upgrade(state)
         for name, value in self._identity().items():
             if name not in state or state[name] != value:
                 raise CompressiveError(
-                    f"the position is of other lanes: {name} is {state.get(name)!r} there and {value!r} here;"
-                    " go on with the same data and settings, or begin anew"
+                    f"data-loader state does not match: {name} was {state.get(name)!r}, is now {value!r};"
+                    " resume with the same data and settings, or start a new run"
                 )
         epoch, taken = _integers([state.get("epoch"), state.get("taken")], count=2)
         pieces, segments = (_integers(state.get(name), count=self._batch) for name in ("pieces", "segments"))
@@ -143,7 +151,7 @@ class Lanes(Iterator[Segment]):
             and ((pieces >= -1) & (pieces < count)).all()
             and ((segments >= 0) & (segments <= self._segments_of(pieces))).all()
         ):
-            raise CompressiveError("the position of the lanes is damaged, it does not fit the documents: begin anew")
+            raise CompressiveError("data-loader state is damaged, it does not match the documents: start a new run")
         self._begin_epoch(int(epoch))
         self._taken = int(taken)
         self._pieces, self._segments = pieces, segments
@@ -153,7 +161,7 @@ class Lanes(Iterator[Segment]):
         return len(self._pieces)
 
     def _identity(self) -> dict[str, Any]:
-        """What a position depends on: it means nothing for other lanes."""
+        """Return the data and settings that a position is valid for."""
         return {
             "split": self._split.name,
             "corpus": self._split.fingerprint,
@@ -171,7 +179,7 @@ class Lanes(Iterator[Segment]):
             np.random.default_rng([self._seed, epoch]).shuffle(self._order)
 
     def _take_piece(self) -> int:
-        """The next piece of the queue, -1 where it is at its end."""
+        """Take the next piece of the queue, -1 at its end."""
         if self._taken == len(self._order):
             if not self._endless:
                 return -1
@@ -180,25 +188,25 @@ class Lanes(Iterator[Segment]):
         return int(self._order[self._taken - 1])
 
     def _segments_of(self, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Segments that each of `pieces` has, 0 for -1."""
+        """Return the number of segments of each of `pieces`, 0 for -1."""
         return np.where(pieces < 0, 0, -(-self._all_pieces.tokens[pieces] // self._length))
 
     def _remaining(self) -> NDArray[np.int64]:
-        """Tokens of its piece that each lane still has to read."""
+        """Return the tokens of its piece that each lane has not read."""
         read = self._segments * self._length
         return np.where(self._pieces < 0, 0, np.maximum(self._all_pieces.tokens[self._pieces] - read, 0))
 
     def _read(self, lengths: NDArray[np.int64]) -> Segment:
-        """The next segment of this process's lanes, of which each has `lengths [lane]` tokens."""
-        pieces, segments = self._pieces[self._own], self._segments[self._own]
+        """Return the next segment of this process, with `lengths [batch]` tokens in the lanes of all processes."""
+        pieces, segments = self._pieces[self._local_lanes], self._segments[self._local_lanes]
         documents = np.where(pieces < 0, -1, self._all_pieces.documents[pieces])
         firsts = self._all_pieces.firsts[pieces] + segments * self._length
         tokens = np.zeros((len(documents), self._length), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
-        for lane, length in enumerate(lengths[self._own]):
+        for lane, length in enumerate(lengths[self._local_lanes]):
             if length:
                 first = int(firsts[lane])
-                # A target is the input of the next place, so inputs begin one token earlier.
+                # A target is the next input, so inputs start one token earlier.
                 ids = self._split.read(int(documents[lane]), max(first - 1, 0), first + int(length))
                 if not first:
                     ids = np.insert(ids, 0, self._split.start_id)
@@ -209,13 +217,13 @@ class Lanes(Iterator[Segment]):
             tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets),
             starts=torch.from_numpy((segments == 0) & (pieces >= 0)),
-            lengths=torch.from_numpy(lengths[self._own].copy()),
+            lengths=torch.from_numpy(lengths[self._local_lanes].copy()),
             documents=torch.from_numpy(documents),
             total_targets=self._count_targets(lengths),
         )
 
     def _count_targets(self, lengths: NDArray[np.int64]) -> int:
-        """Targets of the next segment of all lanes. Where the corpus says which they are, all lanes are read."""
+        """Return the targets in the next segment of all lanes, which are read only where the corpus has `targets`."""
         if self._split.targets is None:
             return int(lengths.sum())
         firsts = self._all_pieces.firsts[self._pieces] + self._segments * self._length
@@ -228,28 +236,40 @@ class Lanes(Iterator[Segment]):
 
 
 def lanes(split: Split, *, batch_size: int, length: int, seed: int | None = None, endless: bool = False) -> Lanes:
-    """The segments of `length` tokens of a split, in `batch_size` lanes: one pass over the documents, in order.
+    """Read a split segment by segment.
 
-    `seed` shuffles the documents; `endless` begins again after the last one. What is given is a `Lanes`, whose
-    `state_dict` says where it is. `from compressive_transformer.lanes import Lanes` to divide the lanes over
-    processes or to read long documents in pieces.
+    `Lanes` in `compressive_transformer.data.lanes` also divides the lanes among processes and long documents into
+    pieces.
+
+    Args:
+        split: Documents to read.
+        batch_size: Number of lanes.
+        length: Length of a segment (tokens).
+        seed: Seed of the order of the documents in each epoch; None keeps their order.
+        endless: True to continue with the next epoch after the last document.
+
+    Returns:
+        An iterator of `Segment`s; its `state_dict` is its position.
+
+    Raises:
+        CompressiveError: for numbers outside their limits, and for a split without documents.
     """
     return Lanes(split, batch_size=batch_size, length=length, seed=seed, endless=endless)
 
 
 class _Pieces(NamedTuple):
-    """All pieces of a split in order, `[piece]` each: arrays, since a large corpus has hundreds of thousands."""
+    """All pieces of a split in order, arrays `[piece]`, since a large corpus has hundreds of thousands."""
 
     documents: NDArray[np.int64]
     """Number of the document in the split."""
     firsts: NDArray[np.int64]
-    """Place in the document of the piece's first token."""
+    """First token of the piece in its document."""
     tokens: NDArray[np.int64]
     """Length of the piece."""
 
 
 def _pieces_of(split: Split, longest: int) -> _Pieces:
-    """The documents of a split, those of more than `longest` tokens in pieces; 0 cuts none."""
+    """Return the documents of a split, divided into pieces of at most `longest` tokens; 0 divides none."""
     lengths = np.array([document.tokens for document in split.documents], dtype=np.int64)
     longest = min(longest or int(lengths.max()), int(lengths.max()))
     counts = -(-lengths // longest)
@@ -260,8 +280,8 @@ def _pieces_of(split: Split, longest: int) -> _Pieces:
 
 
 def _integers(values: object, *, count: int) -> NDArray[np.int64]:
-    """`count` integers that came from a file."""
+    """Return an array of `count` integers from a file."""
     if not isinstance(values, list) or len(values) != count or not all(type(value) is int for value in values):
-        raise CompressiveError(f"the position of the lanes is damaged: {count} integer(s) are expected; begin anew")
-    # Numbers that int64 cannot hold are as wrong as the largest that it can.
+        raise CompressiveError(f"data-loader state is damaged: {count} integer(s) are expected; start a new run")
+    # Numbers beyond int64 are as wrong as its largest.
     return np.array([max(min(value, 2**63 - 1), -(2**63)) for value in values], dtype=np.int64)

@@ -1,7 +1,8 @@
-"""Documents encoded by several processes, in their order.
+"""Encoding of documents in several processes, in their order.
 
-The processes are new ones of Python, which get documents through a pipe: a fork would copy locks that threads of
-PyTorch and of progress bars may hold, and those of `multiprocessing` would run the user's script once more.
+The workers are Python processes that read documents from a pipe. `concurrent.futures.ProcessPoolExecutor` would run
+the user's script again in each of them (so scripts would need a `__main__` guard), leave them running when this
+process is killed, and wait for running tasks after Ctrl-C. A fork would copy locks that threads of PyTorch may hold.
 """
 
 from __future__ import annotations
@@ -19,30 +20,36 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from ..errors import CompressiveError
-from .encoding import Encoded, encode
-from .sources.source import Text
+from .sources.source import RawDocument
 from .tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from .writer import Encoded, encode
 
 CHARACTERS = 2**18
-"""Documents go to a process together until they are so long; one that is longer goes alone."""
+"""Size of a chunk of documents (characters); a longer document is a chunk."""
 
 LARGE = 2**24
-"""Bytes of a source that several processes are worth starting for."""
+"""Size of a source from which several processes are started (bytes)."""
 
-Chunk = list[tuple[str, Text]]
+Chunk = list[tuple[str, RawDocument]]
 
 
 def encode_all(
-    texts: Iterable[tuple[str, Text]], tokenizer: Tokenizer, file: Path, *, processes: int
+    documents: Iterable[tuple[str, RawDocument]], tokenizer: Tokenizer, file: Path, *, processes: int
 ) -> Generator[Encoded]:
-    """The documents, each after the name of its split, encoded in their order by so many processes.
+    """Yield the documents encoded, in their order.
 
-    `tokenizer` is the one in `file`. A mistake is that of the first document that has one, as with one process. A
-    few chunks of documents for each process are in memory at a time.
+    An error is that of the first wrong document, for any number of processes. A few chunks of documents per process
+    are in memory at a time.
+
+    Args:
+        documents: Pairs of the name of a split and a document.
+        tokenizer: The tokenizer in `file`.
+        file: A `tokenizer.json` for the workers.
+        processes: Number of workers; 1 encodes in this process.
     """
     if processes == 1:
-        for split, text in texts:
-            yield encode(tokenizer, split, text)
+        for split, document in documents:
+            yield encode(tokenizer, split, document)
         return
     with contextlib.ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(processes))  # one waits for each process
@@ -50,7 +57,7 @@ def encode_all(
         for _ in range(processes):
             idle.put(stack.enter_context(contextlib.closing(_Worker(file))))
         waiting: deque[Future[list[Encoded]]] = deque()
-        for chunk in _chunks(texts):
+        for chunk in _chunks(documents):
             waiting.append(threads.submit(_encode_chunk, idle, chunk))
             if len(waiting) > 2 * processes:
                 yield from waiting.popleft().result()
@@ -58,14 +65,14 @@ def encode_all(
             yield from waiting.popleft().result()
 
 
-def _chunks(texts: Iterable[tuple[str, Text]]) -> Iterator[Chunk | Exception]:
-    """Documents that are encoded together; where reading fails, the reason after the documents before it."""
+def _chunks(documents: Iterable[tuple[str, RawDocument]]) -> Iterator[Chunk | Exception]:
+    """Yield chunks of documents; where reading fails, the error after the documents before it."""
     chunk: Chunk = []
     size = 0
     try:
-        for split, text in texts:
-            chunk.append((split, text))
-            size += len(text.text)
+        for split, document in documents:
+            chunk.append((split, document))
+            size += len(document.content)
             if size >= CHARACTERS:
                 yield chunk
                 chunk, size = [], 0
@@ -87,17 +94,17 @@ def _encode_chunk(idle: SimpleQueue[_Worker], chunk: Chunk | Exception) -> list[
 
 
 class _Worker:
-    """Another process that encodes what it is sent. It ends with us, whatever ends us: nothing more can be read."""
+    """A worker process. It ends when this process does, in whatever way, as its pipe closes."""
 
     def __init__(self, tokenizer: Path) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import work; work({str(tokenizer)!r})"
-        # A group of its own, so that Ctrl-C on a terminal comes to us alone.
+        # Another process group, so that Ctrl-C on a terminal reaches only this process.
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
 
     def encode(self, chunk: Chunk) -> list[Encoded]:
-        """The documents encoded. Raises what encoding raises there."""
+        """Return the documents encoded. Raises the error of the worker."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -106,31 +113,29 @@ class _Worker:
             answer = pickle.load(self._process.stdout)
         except (EOFError, BrokenPipeError) as error:
             code = self._process.wait()
-            reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit {code}"
-            raise CompressiveError(
-                f"a process that encodes was ended {reason}; was there too little memory? Give fewer processes"
-            ) from error
+            reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise CompressiveError(f"an encoder process {reason} (out of memory?): use fewer processes") from error
         if isinstance(answer, Exception):
             raise answer
         return answer  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
 
 def work(tokenizer: str) -> None:
-    """What each process does: answer every chunk of documents on stdin with `Encoded` ones, or what went wrong."""
+    """Run a worker: answer each chunk of documents on stdin with `Encoded` ones, or an exception."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may be written among the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries that print must not write between the answers
     loaded = load_tokenizer(tokenizer)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             chunk: Chunk = pickle.load(sys.stdin.buffer)
             answer: list[Encoded] | Exception
             try:
-                answer = [encode(loaded, split, text) for split, text in chunk]
+                answer = [encode(loaded, split, document) for split, document in chunk]
             except Exception as error:
                 answer = error
             pickle.dump(answer, answers)
@@ -138,7 +143,7 @@ def work(tokenizer: str) -> None:
 
 
 def default_processes(tokenizer: Tokenizer, size: int) -> int:
-    """One for a small source, for one of unknown size, and for tokenizers as quick as reading; else one a core."""
+    """Return 1 for sources that are small or of unknown size and for bytes, else the number of cores."""
     if size < LARGE or isinstance(tokenizer, ByteTokenizer):
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

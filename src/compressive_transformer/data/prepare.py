@@ -5,25 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from ..errors import CompressiveError
 from ..progress import Progress, Report
-from .choosing import choose_tokenizer, make_tokenizer
 from .corpus import FORMAT, SPLITS, VERSION, Corpus, open_corpus
-from .encoding import dtype_of
 from .pool import default_processes, encode_all
 from .sources import open_source
 from .sources.hf_datasets import Records
 from .sources.source import WHOLE, Source
-from .staging import Unfinished, unfinished_folder
-from .tokenizers import Tokenizer, load_tokenizer
-from .writer import CorpusFiles
+from .staging import Staging, staging_folder
+from .tokenizers import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    MuLawTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    load_tokenizer,
+    train_bpe,
+    train_words,
+)
+from .writer import CorpusFiles, dtype_of
 
 SECONDS_BETWEEN_SAVES = 30.0
+KINDS: dict[type[Tokenizer], str] = {
+    ByteTokenizer: "bytes",
+    HuggingFaceTokenizer: "huggingface",
+    SentencePieceTokenizer: "sentencepiece",
+    WordTokenizer: "words",
+    MuLawTokenizer: "mu-law",
+}
 
 
 def prepare(
@@ -64,13 +79,13 @@ def prepare(
     out = Path(out).absolute()
     _check(out, processes)
     opened = open_source(source, holdout=holdout, field=field)
-    kind, given = choose_tokenizer(tokenizer, opened)
+    kind, given = _choose_tokenizer(tokenizer, opened)
     made_by = _digest(given.to_json()) if given else f"{kind} {vocab_size}"
     begun_with = {"source": _listing(opened), "tokenizer": made_by, "holdout": holdout, "field": field}
     display = Progress(opened.size or None, unit="bytes" if opened.size else "documents", report=progress)
-    with display, unfinished_folder(out, begun_with, display.print) as work:
+    with display, staging_folder(out, begun_with, display.print) as work:
         if work.state is None:
-            tokenizer_to_save = given or make_tokenizer(kind, opened, vocab_size, display.print)
+            tokenizer_to_save = given or _make_tokenizer(kind, opened, vocab_size, display.print)
             tokenizer_to_save.save(work.folder / "tokenizer.json")
         _write(work, opened, kind, processes, display)
     return open_corpus(out)
@@ -84,8 +99,8 @@ def _check(out: Path, processes: int | None) -> None:
         raise CompressiveError(f"processes ({processes}) must be 1 or more")
 
 
-def _write(work: Unfinished, source: Source, kind: str, processes: int | None, display: Progress) -> None:
-    """The tokens and the index, with the tokenizer that is in the folder already."""
+def _write(work: Staging, source: Source, kind: str, processes: int | None, display: Progress) -> None:
+    """Write the tokens and the index, with the tokenizer that is in the folder."""
     tokenizer = load_tokenizer(work.folder / "tokenizer.json")
     splits, lossless = _write_tokens(work, source, tokenizer, processes, display)
     assert lossless or kind in ("huggingface", "sentencepiece", "words"), f"the tokenizer {kind} must be lossless"
@@ -96,16 +111,16 @@ def _write(work: Unfinished, source: Source, kind: str, processes: int | None, d
 
 
 def _made_of(source: Source, tokenizer: str) -> dict[str, Any]:
-    """What the index says of the source; `targets` only where it has some."""
+    """Return the description of the source in the index; `targets` only where it has some."""
     made_of = {"source": source.name, "benchmark": source.benchmark, "split_rule": source.rule}
     made_of.update(reading=source.reading, tokenizer=tokenizer)
     return {**made_of, "targets": list(source.targets)} if source.targets else made_of
 
 
 def _listing(source: Source) -> str:
-    """What changes when the files of a source do."""
+    """Return a digest that changes when the files of a source do."""
     files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in source.files]
-    return _digest(repr((source.name, source.cut, files)))
+    return _digest(repr((source.name, source.split_rule, files)))
 
 
 def _digest(text: str) -> str:
@@ -113,9 +128,9 @@ def _digest(text: str) -> str:
 
 
 def _write_tokens(
-    work: Unfinished, source: Source, tokenizer: Tokenizer, processes: int | None, display: Progress
+    work: Staging, source: Source, tokenizer: Tokenizer, processes: int | None, display: Progress
 ) -> tuple[dict[str, Any], bool]:
-    """The index entry of each split, and whether all documents come back as they were."""
+    """Write all documents. Return the splits of the index, and True if all documents decode to the same text."""
     count = processes or default_processes(tokenizer, source.size)
     next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
     with CorpusFiles(work.folder, work.state) as files:
@@ -124,23 +139,23 @@ def _write_tokens(
         if files.documents:
             display.print(f"resuming after {files.documents:,} documents")
         display.restart(_done(files, source))
-        texts = files.rest_of(source)
-        with closing(encode_all(texts, tokenizer, work.folder / "tokenizer.json", processes=count)) as documents:
+        rest = files.rest_of(source)
+        with closing(encode_all(rest, tokenizer, work.folder / "tokenizer.json", processes=count)) as documents:
             for encoded in documents:
                 files.add(encoded)
-                display.update(_done(files, source), f"{encoded.split}: {files.splits[encoded.split].counts()}")
+                display.update(_done(files, source), f"{encoded.split}: {files.splits[encoded.split].summary()}")
                 if time.monotonic() >= next_save:
                     work.save(files.state())
                     next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
         _check_splits(source, files)
         for name, split in files.splits.items():
             words = sum(document.words for document in split.documents)
-            display.print(f"{name}: {split.counts()}, {words:,} words")
+            display.print(f"{name}: {split.summary()}, {words:,} words")
         return files.finish(), files.lossless
 
 
 def _done(files: CorpusFiles, source: Source) -> int:
-    """Return how far it is, in the unit of progress: bytes of a source whose size is known, else documents."""
+    """Return the progress: bytes for a source of known size, else documents."""
     return files.read if source.size else files.documents
 
 
@@ -155,3 +170,43 @@ def _check_splits(source: Source, files: CorpusFiles) -> None:
             " least 3, put them into folders train, validation and test, or set holdout to 0 to train on all"
         )
     raise CompressiveError(f"{source.name} has no documents for {', '.join(missing)}: add some or remove it")
+
+
+def _choose_tokenizer(tokenizer: str | Path | None, source: Source) -> tuple[str, Tokenizer | None]:
+    """Return the name of the kind of tokenizer in the index, and the tokenizer where it exists already.
+
+    Raises CompressiveError where the source cannot be read with it.
+    """
+    kind = str(tokenizer or source.tokenizer or "bytes")
+    loaded = None if kind in ("bytes", "bpe", "words", "mu-law") else load_tokenizer(kind)
+    name = KINDS[type(loaded)] if loaded else kind
+    if source.tokenizer not in ("", name):
+        raise CompressiveError(f"{source.name} is read as {source.tokenizer}, not as {name}: give no tokenizer")
+    if not source.tokenizer and name in ("words", "mu-law"):
+        raise CompressiveError(f"{source.name} is text: the tokenizer {name} is for wikitext: or audio: sources only")
+    if isinstance(loaded, MuLawTokenizer) and loaded.rate != source.rate:
+        raise CompressiveError(
+            f"{source.name} has {source.rate} samples per second, {kind} is for {loaded.rate}: resample the sound"
+        )
+    return name, loaded
+
+
+def _make_tokenizer(kind: str, source: Source, vocab_size: int, report: Callable[[str], None]) -> Tokenizer:
+    """Return a tokenizer of a kind, trained on the source where it has to be."""
+    match kind:
+        case "bpe":
+            report(f"training a byte-level BPE of {vocab_size:,} ids on the training documents")
+            return train_bpe(_training_texts(source), vocab_size)
+        case "words":
+            report("collecting the words of the training split")
+            return train_words(_training_texts(source))
+        case "mu-law":
+            return MuLawTokenizer(source.rate)
+        case _:
+            return ByteTokenizer()
+
+
+def _training_texts(source: Source) -> Iterator[str]:
+    return (
+        document.content for split, document in source.read() if split == "train" and isinstance(document.content, str)
+    )

@@ -1,4 +1,4 @@
-"""The splits that papers report figures on, told by their counts: no other split can stand beside those figures."""
+"""Published data sets, recognized by their counts: only results on exactly these splits compare with papers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPLITS_OF_PAPERS = (
 
 
 def published_name(benchmark: str, split: str, *, documents: int, words: int, bytes: int, vocab_size: int) -> str:
-    """The published data set that a split of `benchmark` belongs to as a whole, "" where its counts differ."""
+    """Return the published data set of a complete split of `benchmark`, "" where its counts differ."""
     for known in SPLITS_OF_PAPERS:
         counts = {known.words: words, known.bytes: bytes, known.vocab_size: vocab_size}
         same = all(count == published for published, count in counts.items() if published)

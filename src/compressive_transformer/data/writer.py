@@ -1,4 +1,4 @@
-"""The files of a corpus that is being made: documents are appended, and can be taken up again where they were."""
+"""Writer of the files of a corpus: documents are encoded and appended, and writing can resume after an interruption."""
 
 from __future__ import annotations
 
@@ -10,18 +10,71 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 from ..errors import CompressiveError
-from .corpus import SPLITS, Document
-from .encoding import Encoded, digest_of
-from .sources.source import Source, Text
+from .corpus import DTYPES, SPLITS, Document
+from .sources.source import RawDocument, Source
+from .tokenizers import Tokenizer
 
 LIST = "documents.jsonl"
 
 
-class _Appended:
-    """A file that grows, and the sha256 of what is in it."""
+class Encoded(NamedTuple):
+    """An encoded document of a split."""
+
+    split: str
+    title: str
+    content: bytes
+    """Its tokens in the format of the disk."""
+    tokens: int
+    words: int
+    size: int
+    """Bytes of the text."""
+    lossless: bool
+    """True if its tokens decode to the same text."""
+    read: int
+    """Bytes read from disk for it, where they are counted."""
+    digest: bytes
+    """`digest_of` the document."""
+
+
+def dtype_of(tokenizer: Tokenizer) -> str:
+    """Return the name of the type of tokens on disk."""
+    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+
+
+def encode(tokenizer: Tokenizer, split: str, document: RawDocument) -> Encoded:
+    """Return the tokens and counts of a document. Raises CompressiveError, with its place, where it has none."""
+    try:
+        ids = tokenizer.encode(document.content)
+    except CompressiveError as error:
+        raise CompressiveError(f"{document.place}: {error}") from error
+    if not ids.size:
+        raise CompressiveError(f"{document.place} has no tokens with this tokenizer: take it out")
+    words, size = document.measure()
+    return Encoded(
+        split,
+        document.title,
+        content=ids.astype(DTYPES[dtype_of(tokenizer)]).tobytes(),
+        tokens=len(ids),
+        words=words,
+        size=size,
+        lossless=isinstance(document.content, bytes) or tokenizer.decode(ids) == document.content,
+        read=document.read,
+        digest=digest_of(split, document),
+    )
+
+
+def digest_of(split: str, document: RawDocument) -> bytes:
+    """Return a SHA-256 of everything that the corpus takes from a document."""
+    content = document.content
+    content = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(repr((split, document.title, document.words, len(content))).encode() + content).digest()
+
+
+class _AppendedFile:
+    """A file that grows, and the SHA-256 of its content."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -36,20 +89,20 @@ class _Appended:
         self._sha256.update(content)
 
     def state(self) -> dict[str, Any]:
-        """What `is_as` needs, all of it on disk."""
+        """Flush the file to disk and return the state that `restore` takes."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return {"bytes": self._file.tell(), "sha256": self.sha256}
 
-    def is_as(self, before: Mapping[str, Any]) -> bool:
-        """Whether the file is what it was at a state, but for what was appended later, which is taken away."""
-        left = before["bytes"]
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Remove what was appended after a state. Return False where the file before that was changed."""
+        left = state["bytes"]
         while left and (content := self._file.read(min(left, 2**20))):
             self._sha256.update(content)
             left -= len(content)
-        if left or self.sha256 != before["sha256"]:
+        if left or self.sha256 != state["sha256"]:
             return False
-        self._file.seek(before["bytes"])
+        self._file.seek(state["bytes"])
         self._file.truncate()
         return True
 
@@ -57,29 +110,29 @@ class _Appended:
 class SplitFile:
     """The tokens of one split, and its documents."""
 
-    def __init__(self, file: _Appended) -> None:
+    def __init__(self, file: _AppendedFile) -> None:
         self.file = file
         self.documents: list[Document] = []
         self.tokens = 0
 
     def add(self, encoded: Encoded) -> Document:
-        """Append a document; it is given as the index has it."""
+        """Append a document and return its entry in the index."""
         self.file.append(encoded.content)
         document = Document(encoded.title, self.tokens, encoded.tokens, encoded.words, encoded.size)
         self.count(document)
         return document
 
     def count(self, document: Document) -> None:
-        """Take in a document whose tokens are in the file."""
+        """Count a document whose tokens are in the file."""
         self.documents.append(document)
         self.tokens += document.tokens
 
-    def counts(self) -> str:
-        """Return what a line of progress says."""
+    def summary(self) -> str:
+        """Return its counts for a line of progress."""
         return f"{len(self.documents):,} documents, {self.tokens:,} tokens"
 
     def entry(self) -> dict[str, Any]:
-        """What the index says of the split."""
+        """Return the entry of the split in the index."""
         return {"sha256": self.file.sha256, "documents": [asdict(document) for document in self.documents]}
 
 
@@ -87,13 +140,13 @@ class CorpusFiles:
     """The files of all splits, and a list of the documents, in a folder."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any] | None) -> None:
-        """Go on at what `state` gave, or begin. Raises CompressiveError where the files are not what they were."""
+        """Resume from a `state`, or start. Raises CompressiveError where the files were changed since."""
         self.splits: dict[str, SplitFile] = {}
         self.lossless = True
         self.documents = 0
-        """In all splits."""
+        """Documents in all splits."""
         self.read = 0
-        """Bytes on disk that were read for them, where they are counted."""
+        """Bytes read from disk for them, where they are counted."""
         self._folder = folder
         self._digest = b""
         with contextlib.ExitStack() as stack:
@@ -101,7 +154,7 @@ class CorpusFiles:
             if state is None:
                 self._list = self._open_file(LIST)
             else:
-                self._take_up(state)
+                self._resume(state)
             self._open = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -122,7 +175,7 @@ class CorpusFiles:
         self._digest = hashlib.sha256(self._digest + encoded.digest).digest()
 
     def state(self) -> dict[str, Any]:
-        """What is needed to go on from here, all that it speaks of on disk."""
+        """Flush all files to disk and return the state to resume from."""
         return {
             "list": self._list.state(),
             "splits": {name: split.file.state() for name, split in self.splits.items()},
@@ -132,51 +185,51 @@ class CorpusFiles:
             "digest": self._digest.hex(),
         }
 
-    def rest_of(self, source: Source) -> Iterator[tuple[str, Text]]:
-        """The documents of a source that are not here yet.
+    def rest_of(self, source: Source) -> Iterator[tuple[str, RawDocument]]:
+        """Yield the documents of a source that were not added yet.
 
-        Raises CompressiveError where those that are here are no longer the first of the source.
+        Raises CompressiveError where those that were added are not the first of the source.
         """
-        texts = source.read()
+        documents = source.read()
         digest = b""
-        for split, text in islice(texts, self.documents):
-            digest = hashlib.sha256(digest + digest_of(split, text)).digest()
+        for split, document in islice(documents, self.documents):
+            digest = hashlib.sha256(digest + digest_of(split, document)).digest()
         if digest != self._digest:
             raise CompressiveError(
-                f"{source.name} is not what it was when {self._folder} was begun: remove that folder to begin anew"
+                f"{source.name} changed since {self._folder} was started: remove that folder to start over"
             )
-        yield from texts
+        yield from documents
 
     def finish(self) -> dict[str, Any]:
-        """What the index says of the splits; the list of documents is removed, the index takes its place."""
+        """Close the files and return the splits of the index, which replaces the list of documents."""
         self._open.close()
         (self._folder / LIST).unlink()
         return {name: self.splits[name].entry() for name in SPLITS if name in self.splits}
 
-    def _open_file(self, name: str, mode: str = "wb") -> _Appended:
-        return _Appended(self._open.enter_context(cast(BinaryIO, (self._folder / name).open(mode))))
+    def _open_file(self, name: str, mode: str = "wb") -> _AppendedFile:
+        return _AppendedFile(self._open.enter_context(cast(BinaryIO, (self._folder / name).open(mode))))
 
-    def _take_up(self, state: Any) -> None:
+    def _resume(self, state: Any) -> None:
         try:
-            self._check_and_read(state)
+            self._restore(state)
         except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError) as error:
-            raise CompressiveError(f"{self._folder} is damaged: remove it to begin anew") from error
+            raise CompressiveError(f"{self._folder} is damaged: remove it to start over") from error
 
-    def _check_and_read(self, state: Any) -> None:
-        """Raises ValueError, or what else comes of a state that is none."""
+    def _restore(self, state: Any) -> None:
+        """Raise ValueError, or other errors that follow from an invalid state."""
         if not set(state["splits"]) <= set(SPLITS):  # names of files
             raise ValueError("unknown splits")
         self._list = self._open_file(LIST, "r+b")
         self.splits = {name: SplitFile(self._open_file(f"{name}.bin", "r+b")) for name in state["splits"]}
-        before = [(self._list, state["list"])]
-        before += [(split.file, state["splits"][name]) for name, split in self.splits.items()]
-        if not all(file.is_as(then) for file, then in before):
-            raise ValueError("other files")
+        states = [(self._list, state["list"])]
+        states += [(split.file, state["splits"][name]) for name, split in self.splits.items()]
+        if not all(file.restore(before) for file, before in states):
+            raise ValueError("changed files")
         for line in (self._folder / LIST).read_bytes().splitlines():
             name, document = json.loads(line)
             self.splits[name].count(Document(**document))
             self.documents += 1
         self.lossless, self.read = state["lossless"], state["read"]
         if type(self.lossless) is not bool or type(self.read) is not int or self.documents != state["documents"]:
-            raise ValueError("other counts")
+            raise ValueError("wrong counts")
         self._digest = bytes.fromhex(state["digest"])

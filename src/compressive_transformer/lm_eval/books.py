@@ -19,7 +19,7 @@ def documents(folder: str | None = None, **_: Any) -> dict[str, Any]:
         )
     books: dict[str, list[dict[str, str]]] = {}
     for split, book in open_source(folder, holdout=0, field="text").read():
-        books.setdefault(split, []).append({"title": book.title, "text": str(book.text)})
+        books.setdefault(split, []).append({"title": book.title, "text": str(book.content)})
     if "test" not in books:
         raise CompressiveError(f"{folder} has {', '.join(books)} but no test: put the books to score into test/")
     return {split: datasets.Dataset.from_list(own) for split, own in books.items()}

@@ -1,4 +1,4 @@
-"""Benchmarks with a layout of their own: Enwik8 and WikiText."""
+"""Benchmarks with a special layout: Enwik8 and WikiText."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import CompressiveError
-from .source import Source, Text
+from .source import RawDocument, Source
 
 WIKITEXT_FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
 
 
 def enwik8(path: Path) -> Source:
-    """The first 90 of 100 parts of a file's bytes for training, 5 for validation, 5 for test, one document each.
+    """Return the bytes of a file, 90 % for training, 5 % for validation, 5 % for test, one document each.
 
-    Bytes are kept as they are, and a border may stand within a character. `path` is the file, or the zip archive
-    that it is downloaded as. Raises CompressiveError for anything else.
+    Bytes are not changed, and a border may lie within a character. `path` is the file, or the zip archive of the
+    download. Raises CompressiveError for anything else.
     """
     size = len(_raw_bytes(path))
     if size < 20:
@@ -32,7 +32,7 @@ def enwik8(path: Path) -> Source:
         {name: partial(_read_piece, path, name, *piece) for name, piece in pieces.items()},
         holdout=0,
         reading="bytes are kept as they are",
-        cut=f"90, 5 and 5 of 100 parts of {size:,} bytes in order: {sizes}",
+        split_rule=f"90, 5 and 5 of 100 parts of {size:,} bytes in order: {sizes}",
         tokenizer="bytes",
         benchmark="Enwik8",
     )
@@ -53,30 +53,29 @@ def _raw_bytes(path: Path) -> bytes:
         raise CompressiveError(f"cannot unpack {path}: {error}; unpack it and give the file") from error
 
 
-def _read_piece(path: Path, name: str, start: int, stop: int) -> Iterator[Text]:
+def _read_piece(path: Path, name: str, start: int, stop: int) -> Iterator[RawDocument]:
     content = _raw_bytes(path)[start:stop]
     words = sum(1 for _ in re.finditer(r"\S+", content.decode("utf-8", errors="replace")))
-    yield Text(f"{path.stem} {name}", content, str(path), words)
+    yield RawDocument(f"{path.stem} {name}", content, str(path), words)
 
 
 def wikitext(folder: Path) -> Source:
-    """WikiText as published: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or the same with .raw.
+    """Return WikiText as published: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or .raw files.
 
-    Each file is one document, since results are reported with a context that is carried over article borders. The
-    end of each line is a word of its own. Raises CompressiveError where files are missing.
+    Each file is one document, since results are reported with context across article borders. The end of each line is
+    a word. Raises CompressiveError where files are missing.
     """
-    found = {
-        ending: {split: folder / f"{stem}.{ending}" for split, stem in WIKITEXT_FILES.items()}
-        for ending in ("tokens", "raw")
-    }
-    found = {ending: {s: file for s, file in files.items() if file.is_file()} for ending, files in found.items()}
-    files = found["tokens"] or found["raw"]
-    if found["tokens"] and found["raw"]:
-        raise CompressiveError(f"{folder} has both .tokens and .raw files of WikiText: leave one kind")
+    tokens, raw = (
+        {split: file for split, stem in WIKITEXT_FILES.items() if (file := folder / f"{stem}.{suffix}").is_file()}
+        for suffix in ("tokens", "raw")
+    )
+    files = tokens or raw
+    if tokens and raw:
+        raise CompressiveError(f"{folder} has both .tokens and .raw files of WikiText: keep one kind")
     if "train" not in files:
         raise CompressiveError(
-            f"{folder} has no wiki.train.tokens (or wiki.train.raw): the vocabulary is that of the training part,"
-            f" add it; found {', '.join(file.name for file in files.values()) or 'no part of WikiText'}"
+            f"{folder} has no wiki.train.tokens (or wiki.train.raw): the vocabulary is that of the training split,"
+            f" add it; found {', '.join(file.name for file in files.values()) or 'no file of WikiText'}"
         )
     return Source(
         f"wikitext:{folder.resolve().name}",
@@ -89,7 +88,7 @@ def wikitext(folder: Path) -> Source:
     )
 
 
-def _read_lines(file: Path) -> Iterator[Text]:
+def _read_lines(file: Path) -> Iterator[RawDocument]:
     try:
         content = file.read_bytes().decode("utf-8")
     except OSError as error:
@@ -97,7 +96,7 @@ def _read_lines(file: Path) -> Iterator[Text]:
     except UnicodeDecodeError as error:
         raise CompressiveError(f"{file} is not UTF-8 at byte {error.start}") from error
     lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    # WikiText's own layout, which the word tokenizer gives back: a space before each word and each end of a line.
+    # WikiText's layout, which the word tokenizer decodes to: a space before each word and each end of a line.
     pieces = ["".join(f" {word}" for word in line.split()) + " \n" for line in lines]
     text = "".join(pieces)
-    yield Text(file.stem, text, str(file), words=text.count(" "), read=file.stat().st_size)
+    yield RawDocument(file.stem, text, str(file), words=text.count(" "), read=file.stat().st_size)

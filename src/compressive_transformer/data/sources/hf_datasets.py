@@ -1,4 +1,4 @@
-"""Datasets of the library `datasets`, by name or as objects, and records that are in memory."""
+"""Datasets of the library `datasets`, by name or as objects, and records in memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from ...errors import CompressiveError, optional
 from ..corpus import SPLITS
-from .records import read_record
-from .source import WHOLE, Parts, Source, Text
+from .source import WHOLE, Parts, RawDocument, Source
+from .text import read_record
 
 Records = Iterable[Mapping[str, Any]]
 
 
 def dataset(name: str, *, holdout: int, field: str) -> Source:
-    """A dataset as `NAME` or `NAME:CONFIG`, a name on the Hub or a path; streamed, unless it was saved to disk.
+    """Return a dataset, `NAME` or `NAME:CONFIG` of the Hub or a path; streamed, unless it was saved to disk.
 
     Raises CompressiveError where it cannot be loaded.
     """
@@ -28,13 +28,13 @@ def dataset(name: str, *, holdout: int, field: str) -> Source:
             splits = library.load_from_disk(path)
         else:
             splits = library.load_dataset(path, config or None, streaming=True)
-    except Exception as error:  # the library raises whatever its parts raise
+    except Exception as error:  # the library raises what its dependencies raise
         raise CompressiveError(f"cannot load the dataset {name}: {_reason(error)}") from error
     return _source(f"hf:{called}", splits, holdout=holdout, field=field)
 
 
 def records(given: Records | Mapping[str, Records], *, holdout: int, field: str) -> Source:
-    """Records, or a mapping of splits to records: datasets of the library `datasets`, or lists of dicts.
+    """Return records, or a mapping of splits to records: datasets of the library `datasets`, or lists of dicts.
 
     Raises CompressiveError for records that can be read only once.
     """
@@ -42,7 +42,7 @@ def records(given: Records | Mapping[str, Records], *, holdout: int, field: str)
     if not all(isinstance(part, Iterable) and not isinstance(part, Iterator) for part in parts):
         raise CompressiveError(
             f"a source must be a path, a name, a dataset or a list of records, not {type(given).__name__}: records"
-            " must be such that they can be read more than once"
+            " are read more than once"
         )
     info = next((part.info for part in parts if hasattr(part, "info")), None)
     return _source(getattr(info, "dataset_name", None) or "records", given, holdout=holdout, field=field)
@@ -61,13 +61,13 @@ def _source(name: str, splits: Records | Mapping[str, Records], *, holdout: int,
     return Source(name, parts, holdout, benchmark=benchmark)
 
 
-def _read(records: Records, split: str, field: str) -> Iterator[Text]:
+def _read(records: Records, split: str, field: str) -> Iterator[RawDocument]:
     try:
         for number, record in enumerate(records):
             yield read_record(record, field, place=f"record {number} of {split}", title=f"{split}:{number}")
     except CompressiveError:
         raise
-    except Exception as error:  # the library raises whatever its parts raise
+    except Exception as error:  # the library raises what its dependencies raise
         raise CompressiveError(f"cannot read {split} of the dataset: {_reason(error)}") from error
 
 

@@ -1,4 +1,4 @@
-"""What every source gives: documents in parts, and the rules by which they are read."""
+"""A source: documents in splits, and the rules by which they are read."""
 
 from __future__ import annotations
 
@@ -10,80 +10,81 @@ from typing import NamedTuple
 from ..corpus import SPLITS
 
 NEWLINES = "CRLF and CR are read as LF"
-WHOLE = "whole"  # the one part of a source that has no splits of its own
+WHOLE = "whole"  # the only part of a source without splits
 
 
-class Text(NamedTuple):
-    """One document of a source."""
+class RawDocument(NamedTuple):
+    """One document of a source, not encoded yet."""
 
     title: str
-    text: str | bytes
-    """Bytes are the tokens themselves, for sources that are read as they are."""
+    content: str | bytes
+    """Text, or bytes that are the tokens themselves."""
     place: str
-    """The file, line or record that it is, for error messages."""
+    """File, line or record, for error messages."""
     words: int | None = None
-    """What word perplexity is to be measured by, where it is not what whitespace separates."""
+    """Words for word perplexity; None counts what whitespace separates."""
     read: int = 0
-    """Bytes on disk that were read for it, where they are counted; of compressed files, compressed ones."""
+    """Bytes read from disk for it (compressed ones of compressed files), 0 where they are not counted."""
 
     def measure(self) -> tuple[int, int]:
-        """Its words and its bytes."""
-        if isinstance(self.text, bytes):
-            return self.words or 0, len(self.text)
-        return len(self.text.split()) if self.words is None else self.words, len(self.text.encode("utf-8"))
+        """Return its words and its bytes."""
+        if isinstance(self.content, bytes):
+            return self.words or 0, len(self.content)
+        words = len(self.content.split()) if self.words is None else self.words
+        return words, len(self.content.encode("utf-8"))
 
 
-Parts = dict[str, Callable[[], Iterator[Text]]]
+Parts = dict[str, Callable[[], Iterator[RawDocument]]]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Documents that can be read again and again, each with the split that it belongs to."""
+    """Documents that can be read any number of times, each with its split."""
 
     name: str
-    """What to call it; never a path on this machine."""
+    """Its name, never a path of this machine."""
     parts: Parts
-    """What reads the documents of each split, or of the `WHOLE`."""
+    """Readers of the documents by split, or of the `WHOLE`."""
     holdout: int
-    """Of so many documents of a whole one goes to validation and one to test; 0: all are for training."""
+    """For a `WHOLE`: of every `holdout` documents one goes to validation and one to test; 0 uses all for training."""
     reading: str = NEWLINES
-    """How files become documents, in words."""
-    cut: str = ""
-    """How documents are given to splits, in words, where the source has a rule of its own."""
+    """Description of how files become documents."""
+    split_rule: str = ""
+    """Description of how documents are split, for sources with a special rule."""
     tokenizer: str = ""
-    """The only kind of tokenizer that can hold it: words or mu-law, or bytes as they are; "" for text, any."""
+    """The required kind of tokenizer: words, mu-law or bytes; "" for text, which takes any."""
     rate: int = 0
-    """Samples a second, of sound."""
+    """Samples per second, of sound."""
     benchmark: str = ""
-    """The published data that it is, or is a part of, as far as it can be told."""
+    """The published data set that it is part of, as far as is known."""
     targets: tuple[int, ...] = ()
-    """Token ids that alone are learned from and scored, of a source with a tokenizer of its own; all if empty."""
+    """The only token ids that are trained on and scored, for sources with a required tokenizer; empty for all."""
     files: tuple[Path, ...] = ()
-    """All files that it is read from; empty where they are not known."""
+    """All files that are read; empty where they are unknown."""
 
     @property
     def size(self) -> int:
-        """Bytes of its files on disk; 0 where they are not known."""
+        """Bytes of its files on disk; 0 where they are unknown."""
         return sum(file.stat().st_size for file in self.files)
 
     @property
     def rule(self) -> str:
-        """How documents are given to splits, in words."""
-        if self.cut:
-            return self.cut
+        """Description of how documents are split."""
+        if self.split_rule:
+            return self.split_rule
         if WHOLE not in self.parts:
             return "as the source has them"
         if not self.holdout:
             return "all documents are for training"
         return f"of every {self.holdout} documents in order the 2nd is for validation, the 3rd for test"
 
-    def read(self) -> Iterator[tuple[str, Text]]:
-        """Each document once, in order, after the name of its split."""
+    def read(self) -> Iterator[tuple[str, RawDocument]]:
+        """Yield the split and the document, for each document once, in order."""
         for part, read in self.parts.items():
-            for number, text in enumerate(read()):
-                yield self._split_of(number) if part == WHOLE else part, text
+            for number, document in enumerate(read()):
+                yield self._split_of(number) if part == WHOLE else part, document
 
     def _split_of(self, number: int) -> str:
-        # The second and third, so that three documents are enough to fill all splits.
+        # The second and third, so that three documents fill all splits.
         place = number % self.holdout if self.holdout else 0
         return SPLITS[place] if place < len(SPLITS) else "train"
