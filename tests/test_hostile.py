@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import io
 import json
 import os
@@ -24,7 +25,6 @@ from compressive_transformer.apps.experiment.plan import read_plan
 from compressive_transformer.checkpoint import save
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.config.toml import from_mapping, read_settings
-from compressive_transformer.data import prepare as writing
 from compressive_transformer.data.tokenizers import ByteTokenizer, load_tokenizer, train_bpe
 from compressive_transformer.data.writer import CorpusFiles, Encoded
 from compressive_transformer.train.log import read_log
@@ -73,7 +73,7 @@ def prepare_in_part(source: Path, out: Path) -> None:
     add = CorpusFiles.add
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(CorpusFiles, "add", end)
-        patched.setattr(writing, "SECONDS_BETWEEN_SAVES", 0.0)
+        patched.setattr(importlib.import_module("compressive_transformer.data.prepare"), "SECONDS_BETWEEN_SAVES", 0.0)
         with pytest.raises(KeyboardInterrupt):
             ct.prepare(source, out)
 
