@@ -232,7 +232,7 @@ def test_documents_that_are_short_enough_stay_whole(
     assert all(map(equal, cut, whole))
 
 
-def test_a_piece_begins_with_the_token_before_it_and_only_a_document_with_the_start_id() -> None:
+def test_a_piece_starts_with_the_token_before_it_a_document_with_start() -> None:
     split = numbered_split([5, 9])
     segments = list(Lanes(split, batch_size=1, length=2, max_document_length=4))
     begins = [segment for segment in segments if segment.starts[0]]
@@ -277,7 +277,7 @@ def test_the_lanes_of_all_processes_together_are_those_of_one(
     endless=st.booleans(),
     pieces=piece_segments,
 )
-def test_a_restored_position_goes_on_as_if_nothing_had_happened(
+def test_a_restored_position_continues_exactly(
     lengths: list[int], length: int, batch_size: int, steps: int, seed: int | None, endless: bool, pieces: int
 ) -> None:
     split = numbered_split(lengths)

@@ -139,7 +139,7 @@ def test_other_layouts_of_the_same_lines_are_the_same(tmp_path: Path) -> None:
         assert split.read(0).tolist() == two.split(name).read(0).tolist()
 
 
-def test_a_word_that_training_does_not_have_is_unknown_and_the_corpus_not_lossless(tmp_path: Path) -> None:
+def test_words_that_training_lacks_are_unknown_and_the_corpus_is_lossy(tmp_path: Path) -> None:
     corpus = prepare(f"wikitext:{write_wikitext(tmp_path / 'wikitext', **WIKITEXT)}", tmp_path / "data")
     assert corpus.tokenizer.decode(corpus.test.read(0)) == " \n the <unk> \n"
     assert not open_corpus(tmp_path / "data").lossless
@@ -322,7 +322,7 @@ def test_a_split_is_official_only_with_exactly_the_published_counts(known: Publi
             assert of_counts(known, **{count: value - 1}).official == ""
 
 
-def test_the_sample_is_of_pg19_but_no_official_split_and_other_text_is_neither(tmp_path: Path, corpus: Corpus) -> None:
+def test_the_sample_is_of_pg19_but_not_an_official_split(tmp_path: Path, corpus: Corpus) -> None:
     books = write_books(tmp_path / "books")
     shutil.copy(SAMPLE / "metadata.csv", books)
     of_pg19 = prepare(books, tmp_path / "data")

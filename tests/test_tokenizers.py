@@ -163,7 +163,7 @@ def decode_one_by_one(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 @lossless
 @given(data=st.data())
-def test_decoding_one_by_one_gives_what_decode_gives_for_any_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_decoding_one_by_one_equals_decode_for_any_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
     assert decode_one_by_one(tokenizer, ids) == tokenizer.decode(ids)
 
@@ -174,7 +174,7 @@ def test_bpe_decodes_as_the_library_does(ids: list[int]) -> None:
 
 
 @given(text=st.text(alphabet="the <s>az\n😀é"))
-def test_decoding_one_by_one_gives_what_decode_gives_for_a_foreign_tokenizer(text: str) -> None:
+def test_decoding_one_by_one_equals_decode_for_a_foreign_tokenizer(text: str) -> None:
     ids = SENTENCEPIECE.encode(text)
     assert decode_one_by_one(SENTENCEPIECE, ids.tolist()) == SENTENCEPIECE.decode(ids)
 
@@ -192,7 +192,7 @@ def test_text_is_shown_as_soon_as_its_character_is_complete(tokenizer: Tokenizer
 
 
 @lossless
-def test_a_flush_gives_the_incomplete_rest_and_begins_anew(tokenizer: Tokenizer) -> None:
+def test_a_flush_returns_the_incomplete_rest_and_resets(tokenizer: Tokenizer) -> None:
     decoder = tokenizer.decoder()
     rocket = tokenizer.encode("🜛").tolist()
     assert "".join(map(decoder, rocket[:-1])) == ""
@@ -261,7 +261,7 @@ def test_a_failure_inside_the_library_is_one_clear_line() -> None:
         HuggingFaceTokenizer(tokenizers.Tokenizer(model)).encode("world")
 
 
-def test_a_byte_level_tokenizer_of_others_decodes_added_tokens_as_the_library_does() -> None:
+def test_added_tokens_of_byte_level_tokenizers_decode_as_in_the_library() -> None:
     theirs = tokenizers.Tokenizer.from_str(BPE.to_json())
     theirs.add_special_tokens(["<|start of text|>", "<|é 中|>"])
     ours = HuggingFaceTokenizer(tokenizers.Tokenizer.from_str(theirs.to_str()))
@@ -427,7 +427,7 @@ def test_bytes_are_refused_where_tokens_are_not_bytes(tokenizer: Tokenizer) -> N
         tokenizer.encode(b"\xff")
 
 
-def test_bytes_are_measured_exactly_where_they_begin_and_end_within_a_character() -> None:
+def test_bytes_are_measured_exactly_within_a_character() -> None:
     ids = BYTES.encode("猫 é".encode()[1:-1])
     assert BYTES.measure(ids) == (2, 4)
     assert BPE.measure(BPE.encode("two words")) == (2, 9)

@@ -1,4 +1,4 @@
-"""How a corpus is made changes nothing in it: by several processes, in one go or after any interruption."""
+"""Prepare writes the same corpus with any number of processes and after any interruption."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_several_processes_write_the_same_files_as_one(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_mistake_that_is_told_is_the_first_one(
+def test_the_error_is_that_of_the_first_wrong_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     monkeypatch.setattr(workers, "CHARACTERS", 2100)
@@ -103,7 +103,7 @@ def test_an_interruption_ends_the_processes_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_that_is_killed_is_told(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+def test_a_killed_worker_is_reported(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
     ByteTokenizer().save(tmp_path / "tokenizer.json")
 
     def texts() -> Iterator[Any]:
@@ -115,13 +115,13 @@ def test_a_process_that_is_killed_is_told(tmp_path: Path, started: list[subproce
         list(workers.encode_all(texts(), ByteTokenizer(), tmp_path / "tokenizer.json", processes=2))
 
 
-def test_processes_must_be_one_or_more_and_are_one_for_what_is_small_or_quick(tmp_path: Path) -> None:
+def test_processes_are_at_least_one_and_one_for_small_or_quick_sources(tmp_path: Path) -> None:
     with pytest.raises(CompressiveError, match=r"processes \(0\) must be 1 or more"):
         prepare(SAMPLE, tmp_path / "data", processes=0)
     assert workers.default_processes(ByteTokenizer(), 10**12) == 1
 
 
-# --- going on ---
+# --- resuming ---
 
 
 class Ended(BaseException):
@@ -150,7 +150,7 @@ def end_after(documents: int, source: Any, out: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
-def test_wherever_it_ends_the_same_call_goes_on_to_the_same_files(tmp_path: Path, tokenizer: str) -> None:
+def test_resuming_after_any_document_gives_the_same_files(tmp_path: Path, tokenizer: str) -> None:
     source = write_lines(tmp_path / "texts.jsonl", TEXTS)
     options: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": 270, "holdout": 4}
     whole = prepare(source, tmp_path / "whole", **options)
@@ -186,7 +186,7 @@ prepare(sys.argv[1], sys.argv[2], tokenizer="bpe", vocab_size=300)
 """
 
 
-def test_after_a_kill_the_same_call_goes_on_to_the_same_files(tmp_path: Path) -> None:
+def test_resuming_after_a_kill_gives_the_same_files(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "texts.jsonl", TEXTS)
     whole = prepare(source, tmp_path / "whole", tokenizer="bpe", vocab_size=300)
     command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "data")]
@@ -219,7 +219,7 @@ def interrupt(source: Any, out: Path, **options: Any) -> Path:
     ],
     ids=str,
 )
-def test_nothing_goes_on_with_other_options(tmp_path: Path, changed: dict[str, Any], what: str) -> None:
+def test_resuming_with_other_options_is_refused(tmp_path: Path, changed: dict[str, Any], what: str) -> None:
     source = write_lines(tmp_path / "texts.jsonl", TEXTS)
     folder = interrupt(source, tmp_path / "data")
     before = contents(folder)
@@ -229,7 +229,7 @@ def test_nothing_goes_on_with_other_options(tmp_path: Path, changed: dict[str, A
     assert not (tmp_path / "data").exists()
 
 
-def test_nothing_goes_on_with_another_source(tmp_path: Path) -> None:
+def test_resuming_with_another_source_is_refused(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "texts.jsonl", TEXTS)
     interrupt(source, tmp_path / "data")
     write_lines(source, [*TEXTS[:-1], TEXTS[-1].swapcase()])  # of the same size
@@ -248,7 +248,7 @@ def test_nothing_goes_on_with_another_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train.bin", "documents.jsonl", "unfinished.json"])
 @pytest.mark.parametrize("change", [lambda content: content[:100], lambda content: content.replace(b"e", b"f", 1)])
-def test_what_was_damaged_meanwhile_is_refused(tmp_path: Path, name: str, change: Any) -> None:
+def test_resuming_from_damaged_files_is_refused(tmp_path: Path, name: str, change: Any) -> None:
     source = write_lines(tmp_path / "texts.jsonl", TEXTS)
     folder = interrupt(source, tmp_path / "data", holdout=0)
     damaged = change((folder / name).read_bytes())
@@ -270,7 +270,7 @@ def test_names_in_a_state_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     assert (tmp_path / "victim.bin").read_bytes() == b"not ours"
 
 
-def test_what_ended_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
+def test_work_that_was_never_saved_starts_over(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "texts.jsonl", TEXTS)
     whole = prepare(source, tmp_path / "whole", holdout=0)
     folder = tmp_path / "data.unfinished"
@@ -280,7 +280,7 @@ def test_what_ended_before_anything_was_saved_begins_anew(tmp_path: Path) -> Non
     assert contents(prepare(source, tmp_path / "data", holdout=0).path) == contents(whole.path)
 
 
-def test_two_processes_do_not_work_in_one_folder_and_what_others_made_is_left_alone(tmp_path: Path) -> None:
+def test_a_staging_folder_has_one_process_and_foreign_ones_are_kept(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "texts.jsonl", TEXTS)
     folder = tmp_path / "data.unfinished"
     folder.mkdir()
