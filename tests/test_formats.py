@@ -212,9 +212,7 @@ def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkey
 # --- datasets and records ---
 
 
-def test_datasets_in_memory_on_disk_and_streaming_equal_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datasets_in_memory_on_disk_and_streaming_equal_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     write(tmp_path / "lines/train.jsonl", lines(TEXTS))

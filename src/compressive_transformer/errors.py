@@ -29,3 +29,8 @@ def optional(module: str, *, extra: str, purpose: str) -> Any:
         raise CompressiveError(
             f"{purpose} needs the library {module}: pip install 'compressive-transformer[{extra}]'"
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of the message of another library's error, or its type where it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -144,6 +144,9 @@ def work(tokenizer: str) -> None:
 
 def default_processes(tokenizer: Tokenizer, size: int) -> int:
     """Return 1 for sources that are small or of unknown size and for bytes, else the number of cores."""
-    if size < LARGE or isinstance(tokenizer, ByteTokenizer):
-        return 1
+    return 1 if size < LARGE or isinstance(tokenizer, ByteTokenizer) else available_cores()
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Text to a corpus: encode document by document, count, and write all or nothing."""
+"""From a source to a corpus folder: choose the tokenizer, encode the documents, write all or nothing."""
 
 from __future__ import annotations
 
@@ -79,20 +79,20 @@ def prepare(
     out = Path(out).absolute()
     _check(out, processes)
     opened = open_source(source, holdout=holdout, field=field)
-    kind, given = _choose_tokenizer(tokenizer, opened)
-    made_by = _digest(given.to_json()) if given else f"{kind} {vocab_size}"
+    kind, loaded = _choose_tokenizer(tokenizer, opened)
+    made_by = _digest(loaded.to_json()) if loaded else f"{kind} {vocab_size}"
     begun_with = {"source": _listing(opened), "tokenizer": made_by, "holdout": holdout, "field": field}
     display = Progress(opened.size or None, unit="bytes" if opened.size else "documents", report=progress)
     with display, staging_folder(out, begun_with, display.print) as work:
         if work.state is None:
-            tokenizer_to_save = given or _make_tokenizer(kind, opened, vocab_size, display.print)
-            tokenizer_to_save.save(work.folder / "tokenizer.json")
+            made = loaded or _make_tokenizer(kind, opened, vocab_size, display.print)
+            made.save(work.folder / "tokenizer.json")
         _write(work, opened, kind, processes, display)
     return open_corpus(out)
 
 
 def _check(out: Path, processes: int | None) -> None:
-    """Raise CompressiveError for a folder that is in use and for a number of processes that cannot be."""
+    """Raise CompressiveError for a folder with content and for an invalid number of processes."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise CompressiveError(f"{out} exists and is not an empty folder: remove it or choose another")
     if processes is not None and processes < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...errors import CompressiveError, optional
+from ...errors import CompressiveError, first_line, optional
 from .source import RawDocument
 from .text import TITLES, no_field, read_record
 
@@ -19,10 +19,10 @@ def read_parquet(file: Path, field: str) -> Iterator[RawDocument]:
     try:
         yield from _read_rows(file, field)
     except OSError as error:
-        raise CompressiveError(f"cannot read {file}: {error.strerror or _reason(error)}") from error
+        raise CompressiveError(f"cannot read {file}: {error.strerror or first_line(error)}") from error
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise CompressiveError(
-            f"{file} is not a Parquet file, or damaged or truncated ({_reason(error)}): download it again"
+            f"{file} is not a Parquet file, or damaged or truncated ({first_line(error)}): download it again"
         ) from error
 
 
@@ -39,7 +39,3 @@ def _read_rows(file: Path, field: str) -> Iterator[RawDocument]:
         for number, record in enumerate(record for batch in batches for record in batch.to_pylist()):
             document = read_record(record, field, place=f"{file}, row {number}", title=f"{file.stem}:{number}")
             yield document._replace(read=size * (number + 1) // rows - size * number // rows)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CompressiveError
+from ...errors import CompressiveError, first_line
 from .base import TextDecoder, Tokenizer
 from .bytes import ByteDecoder, to_utf8
 
@@ -150,8 +150,3 @@ def _piece(token: str) -> bytes:
     """Return the bytes of a byte-level token; added tokens are not written in the alphabet."""
     in_alphabet = all(character in _BYTES for character in token)
     return bytes(_BYTES[character] for character in token) if in_alphabet else token.encode("utf-8")
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the message of another library's error."""
-    return (str(error) or type(error).__name__).splitlines()[0]

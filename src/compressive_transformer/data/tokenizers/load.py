@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...errors import CompressiveError
+from ...errors import CompressiveError, first_line
 from .base import Tokenizer
 from .bytes import BYTES_FILE, ByteTokenizer
-from .hugging_face import HuggingFaceTokenizer, first_line
+from .hugging_face import HuggingFaceTokenizer
 from .mu_law import MU_LAW_FILE, MuLawTokenizer
 from .sentencepiece import SENTENCE_PIECE_FILE, SentencePieceTokenizer
 from .words import WORDS_FILE, WordTokenizer
