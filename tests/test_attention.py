@@ -90,7 +90,7 @@ def test_the_form_for_cpus_equals_the_form_for_gpus_and_so_do_all_gradients(per_
 @pytest.mark.parametrize("block", [1, 2, 4])
 @each_step
 @each_problem
-def test_blocks_of_queries_change_neither_output_nor_gradients_nor_what_is_observed(per_lane, step, block, monkeypatch):
+def test_blocks_of_queries_change_no_output_gradient_or_weight(per_lane, step, block, monkeypatch):
     problem = random_problem(step=step, per_lane=per_lane)
 
     def step_of(form):
@@ -143,7 +143,7 @@ def test_all_that_a_mask_hides_takes_exactly_no_gradient():
 @each_step
 @each_problem
 @pytest.mark.parametrize("form", [relative_attention, masked_attention])
-def test_an_observer_sees_the_weights_that_mix_the_values_and_changes_nothing(form, per_lane, step):
+def test_the_callback_gets_the_weights_that_mix_the_values(form, per_lane, step):
     problem, told = random_problem(step=step, per_lane=per_lane), []
     _, _, values, mask, _ = problem
     mixed = form(*problem, told.append)
@@ -230,7 +230,7 @@ def test_rotary_attention_has_projections_and_nothing_else():
     assert names == {"query.weight", "key_value.weight", "output.weight"}
 
 
-def test_an_observer_sees_the_weights_of_rotary_attention_and_changes_nothing():
+def test_the_callback_gets_the_weights_of_rotary_attention():
     model, told = small_model(position="rotary", n_layers=1), []
     attention, memory = model.blocks[0].attention, model(random_tokens(2, 22)).memory
     slots = torch.cat([memory.layers[0].compressed, memory.layers[0].recent, torch.randn(2, 4, 8).double()], dim=1)

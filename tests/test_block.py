@@ -81,7 +81,7 @@ def test_a_run_with_gradient_checkpointing_is_the_run_without(corpus: Corpus, fi
 PLAIN = {"validate_every": 0, "sample_every": 0, "late_update_step": 0, "learning_rate": 1e-3}
 
 
-@pytest.mark.parametrize("ages", ["equal", "different"])
+@pytest.mark.parametrize("ages", ["equal", pytest.param("different", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("position", ["relative", "rotary"])
 def test_a_run_of_whole_segments_compiles_blocks_at_most_twice(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: str, ages: str
@@ -103,7 +103,8 @@ def test_a_run_of_whole_segments_compiles_blocks_at_most_twice(
             assert line[name] == pytest.approx(expected[name], rel=1e-4), name
 
 
-def test_what_the_default_compiler_makes_trains_as_eager_code_does(corpus: Corpus, tmp_path: Path) -> None:
+@pytest.mark.slow  # the compiler takes half a minute
+def test_the_default_compiler_trains_as_eager_code(corpus: Corpus, tmp_path: Path) -> None:
     torch._dynamo.reset()
     fields = {"position": "rotary", "n_layers": 1}
     tiny_run(corpus, tmp_path / "compiled", model=fields, compile=True, stop_at=4, **PLAIN)

@@ -86,7 +86,7 @@ def test_a_learned_function_starts_as_the_mean_and_all_of_it_can_learn(name, rat
 
 
 @pytest.mark.parametrize("rate", [1, 2, 3, 5])
-def test_an_overlapping_convolution_is_that_of_torch_with_kernel_c_and_one_more(rate):
+def test_an_overlapping_convolution_is_torchs_with_kernel_c_plus_1(rate):
     compression, states = (
         OverlappingConvolution(sizes(rate), rate).double(),
         random_groups(1, groups=5 * rate + 1)[:, :, 0],
@@ -109,7 +109,7 @@ def test_groups_that_reach_beyond_memory_are_refused():
 
 
 @pytest.mark.parametrize("rate", [1, 2, 3, 5])
-def test_dilated_convolutions_are_those_of_torch_over_states_that_seven_zeros_come_before(rate):
+def test_dilated_convolutions_are_torchs_after_seven_zeros(rate):
     compression, evicted = altered("dilated", rate), random_groups(rate)
     states = functional.pad(evicted.flatten(1, 2).transpose(1, 2), (7, 0))
     for dilation, weight in zip((1, 2, 4), compression.dilated, strict=True):
@@ -120,7 +120,7 @@ def test_dilated_convolutions_are_those_of_torch_over_states_that_seven_zeros_co
     assert_close(compression(evicted), functional.conv1d(states, kernel, stride=rate).transpose(1, 2))
 
 
-def test_dilated_convolutions_look_back_seven_states_within_a_commit_and_no_further():
+def test_dilated_convolutions_look_back_seven_states_within_a_commit():
     compression, evicted = altered("dilated", 2), random_groups(2, batch_size=1, groups=6).requires_grad_()
     (gradient,) = torch.autograd.grad(compression(evicted)[0, 5].sum(), evicted)
     # States 10 and 11 and seven before the first of them.
@@ -144,7 +144,7 @@ def random_usage(rate, *, batch_size=2, groups=5):
 
 
 @pytest.mark.parametrize("rate", [1, 2, 3, 5])
-def test_most_used_keeps_the_most_used_of_all_groups_unchanged_and_in_order_of_time(rate):
+def test_most_used_keeps_the_most_used_states_in_order_of_time(rate):
     evicted, usage, real = random_groups(rate), random_usage(rate), (5, 3)
     usage[1, :2] = -torch.inf
     kept = built("most-used", rate)(evicted, usage)
@@ -168,7 +168,7 @@ def test_most_used_of_lanes_without_any_real_group_is_finite():
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6])
-def test_attention_pooling_is_torchs_attention_of_a_query_a_head_over_each_group(heads):
+def test_attention_pooling_is_torchs_attention_over_each_group(heads):
     compression, evicted = altered("attention", 3, heads=heads), random_groups(3)
     states = evicted.flatten(0, 1)
     slices = states.unflatten(-1, (heads, -1)).transpose(1, 2)  # [group, head, state, d_model / heads]
@@ -177,7 +177,7 @@ def test_attention_pooling_is_torchs_attention_of_a_query_a_head_over_each_group
     assert_close(compression(evicted), pooled.flatten(1).view(2, 5, 6))
 
 
-def test_a_matched_state_keeps_its_direction_and_is_as_large_as_what_it_replaces():
+def test_match_rms_keeps_the_direction_and_takes_the_size():
     evicted = random_groups(3)
     compressed = 0.01 * altered("conv", 3)(evicted)
     changed = match_rms(compressed, evicted)
@@ -188,7 +188,7 @@ def test_a_matched_state_keeps_its_direction_and_is_as_large_as_what_it_replaces
         assert state.square().mean().item() == pytest.approx(group.square().mean().item(), rel=1e-6)
 
 
-def test_matching_leaves_zeros_alone_and_gives_finite_gradients_in_half_precision_too():
+def test_match_rms_has_finite_gradients_at_zero_in_half_precision():
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         evicted = 300 * random_groups(3).to(dtype)  # squares of this size are infinite in float16
         evicted[:, :2] = 0
@@ -219,7 +219,7 @@ def test_heads_that_cannot_be_are_refused():
 # --- the table ---
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones_and_the_ways_to_register_it():
+def test_an_unknown_function_is_refused_with_the_ways_to_register_it():
     functions = "mean, max, conv, conv-overlap, dilated, most-used, attention"
     known = rf"compression \('sum'\) is not .*known: {functions}. Register your own"
     with pytest.raises(CompressiveError, match=rf'{known} with COMPRESSIONS\["sum"\] = .*--plugin FILE.py COMMAND'):
@@ -338,7 +338,7 @@ def test_a_decoder_is_torchs_transposed_convolution_and_starts_by_repeating(rate
 
 
 @pytest.mark.parametrize("compression", LEARNED)
-def test_a_learned_function_without_any_loss_is_warned_of_when_the_model_is_built(compression):
+def test_a_learned_function_without_a_loss_warns(compression):
     message = f"compression_loss = \"none\": nothing trains the compression function '{compression}', it stays as"
     with pytest.warns(CompressiveWarning, match=message):
         small_model(compression=compression, compression_loss="none")

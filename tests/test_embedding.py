@@ -167,7 +167,7 @@ def test_gradients_of_nats_equal_finite_differences(adaptive: CompressiveTransfo
     torch.autograd.gradcheck(lambda *_: adaptive.embedding(torch.arange(11)[None]), tuple(parameters[:-1]))
 
 
-def test_a_step_without_a_target_or_a_token_of_a_cluster_gives_each_parameter_a_gradient() -> None:
+def test_each_parameter_has_a_gradient_where_a_cluster_is_absent() -> None:
     model = small_model(**ADAPTIVE)
     for targets in (torch.tensor([[1, 2, 0]]), torch.full((1, 3), -100)):
         model.zero_grad(set_to_none=True)

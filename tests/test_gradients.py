@@ -94,7 +94,7 @@ def test_each_loss_reaches_its_own_parameters_and_no_others(fields):
 
 
 @pytest.mark.parametrize("fields", VARIANTS)
-def test_a_weight_on_the_compression_loss_never_changes_the_networks_gradient(fields):
+def test_the_compression_loss_never_reaches_the_network(fields):
     found = []
     for weight in (0.0, 1.0, 1000.0):
         model, stream = small_model(**fields), random_tokens(2, 60)
@@ -143,7 +143,7 @@ def test_finite_differences_agree_with_the_task_loss(name, position):
 
 
 @pytest.mark.parametrize("fields", VARIANTS)
-def test_forward_and_backward_leave_requires_grad_and_parameters_as_they_were(fields):
+def test_forward_and_backward_change_no_parameter_or_requires_grad(fields):
     model, stream = small_model(**fields), random_tokens(2, 40)
     model.blocks[0].attention.query.weight.requires_grad_(False)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -157,7 +157,7 @@ def test_forward_and_backward_leave_requires_grad_and_parameters_as_they_were(fi
         assert (parameter.grad is None) != wanted[name], name
 
 
-def test_many_segments_train_one_after_another_without_any_graph_between_them():
+def test_segments_train_in_turn_without_a_graph_between_them():
     model, stream = small_model(), random_tokens(2, 4)
     memory, losses = model.empty_memory(2), []
     for _ in range(60):
@@ -211,7 +211,7 @@ def test_the_loss_of_a_function_reaches_all_of_it_and_nothing_of_the_network(com
 
 
 @each_learned
-def test_under_bptt_the_task_loss_reaches_f_c_too_and_changes_nothing_of_the_network(compression):
+def test_under_bptt_the_task_loss_reaches_f_c_through_memory(compression):
     stream, found = random_tokens(2, 60), []
     for loss in ("bptt", "attention"):
         model = small_model(compression=compression, compression_loss=loss)

@@ -70,7 +70,7 @@ def test_each_token_is_in_one_slot_or_pending_or_forgotten_in_order(layout, seen
 @given(layout=layouts)
 @example(layout=layout_at_paper_size(512, 512, 512, 3))
 @example(layout=layout_at_paper_size(768, 500, 200, 4))
-def test_the_most_that_wait_and_the_most_groups_of_a_commit_are_reached_and_never_exceeded(layout):
+def test_bounds_of_waiting_states_and_groups_are_reached_never_exceeded(layout):
     commits = torch.arange(3 * layout.compression_rate + layout.memory_length // layout.segment_length + 2)
     seen = commits * layout.segment_length
     assert int(layout.waiting(seen).max()) == layout.waiting_length

@@ -87,7 +87,7 @@ class Told(Compression):
     ],
     ids=str,
 )
-def test_a_function_is_told_the_mean_attention_from_a_states_own_token_until_it_is_evicted(fields, monkeypatch):
+def test_usage_is_the_mean_attention_from_the_token_to_its_eviction(fields, monkeypatch):
     monkeypatch.setitem(COMPRESSIONS, "told", Told)
     model, stream, ages = small_model(compression="told", n_layers=1, **fields), random_tokens(2, 36), [30, 36]
     memory, lanes = model(stream, None, torch.tensor(ages)).memory, lanes_of(model, 2)
@@ -127,7 +127,7 @@ def test_usage_goes_with_its_lane_and_a_document_begins_without_any():
     assert_same_memory(model, fresh.select(torch.tensor([1])), model(stream[1:2, 22:]).memory, 1e-12)
 
 
-def test_usage_comes_back_from_a_file_and_is_kept_in_single_precision_at_least(tmp_path):
+def test_usage_is_saved_and_kept_in_single_precision_at_least(tmp_path):
     model, stream = small_model(compression="most-used"), random_tokens(2, 40)
     memory = model(stream[:, :22]).memory
     save_file(memory.state_dict(), tmp_path / "memory.safetensors")
@@ -147,7 +147,7 @@ def test_functions_that_do_not_ask_pay_nothing(compression, monkeypatch):
     assert not any(name.startswith("usage") for name in memory.state_dict())
 
 
-def test_the_memory_of_a_function_that_asks_fits_no_other_and_the_other_way_round():
+def test_memory_with_usage_fits_only_functions_that_ask_for_it():
     asks, other, tokens = small_model(compression="most-used"), small_model(compression="mean"), random_tokens(2, 6)
     for model, memory in ((asks, other(tokens).memory), (other, asks(tokens).memory)):
         message = r"memory does not fit: usage of layer 0 must be .*, \[batch, slot, 1\], got .*empty_memory\(2\)"
