@@ -390,7 +390,7 @@ def books(folder: Path, **texts: bytes) -> Path:
     ("texts", "options", "message"),
     [
         (None, [], "no source at"),
-        ({}, [], "has no *.txt files"),
+        ({}, [], "has no .txt, .jsonl or .parquet files"),
         ({"a": b"a", "b": b"", "c": b"c"}, [], "b.txt is empty"),
         ({"a": b"a", "b": b"caf\xe9", "c": b"c"}, [], "b.txt is not UTF-8 at byte 3"),
         ({"a": b"a"}, [], "too few for validation and test"),
