@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.resources import files
+from io import BufferedReader, FileIO
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from compressive_transformer.cli import main
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.data import Corpus
 from compressive_transformer.model import CompressiveTransformer
@@ -119,6 +125,42 @@ def in_processes(world: int, work: Callable[[], object]) -> None:
     for process in processes:
         process.join(timeout=120)
     assert [process.exitcode for process in processes] == [0] * world
+
+
+@dataclass
+class Program:
+    """The command line in another process, with pipes as its standard streams."""
+
+    process: BaseProcess
+    stdin: FileIO
+    stdout: BufferedReader
+    stderr: BufferedReader
+
+    def wait(self) -> int | None:
+        self.process.join(timeout=120)
+        return self.process.exitcode
+
+
+@contextlib.contextmanager
+def program(*arguments: str | Path) -> Iterator[Program]:
+    """Run `compressive` with arguments. The process is forked: a new interpreter would import PyTorch for seconds."""
+    (read_in, write_in), (read_out, write_out), (read_err, write_err) = (os.pipe() for _ in range(3))
+
+    def run() -> None:
+        for end, number in ((read_in, 0), (write_out, 1), (write_err, 2)):
+            os.dup2(end, number)
+        os.closerange(3, max(read_err, write_err) + 1)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        sys.argv = ["compressive", *map(str, arguments)]
+        main()
+
+    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+    process.start()
+    for end in (read_in, write_out, write_err):
+        os.close(end)
+    with open(write_in, "wb", 0) as stdin, open(read_out, "rb") as stdout, open(read_err, "rb") as stderr:
+        yield Program(process, cast(FileIO, stdin), cast(BufferedReader, stdout), cast(BufferedReader, stderr))
+        process.kill()
 
 
 def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The command `compressive`: each sub-command parses, calls one public function and prints."""
+"""The command `compressive`: each sub-command parses its arguments, calls one public function and prints."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from collections.abc import Callable
 import tyro
 
 from ..errors import CompressiveError
+from ._common import run_plugins
 from .compare import compare
+from .demo import demo
 from .describe import describe
+from .evaluate import evaluate
 from .experiment import experiment
 from .export import export
+from .generate import generate
 from .inspect import inspect
-from .making import demo, prepare, train
-from .plugin import take_plugins
+from .prepare import prepare
 from .recall import recall
 from .score import score
 from .serve import serve
-from .using import evaluate, generate, sweep
+from .sweep import sweep
+from .train import train
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
@@ -45,14 +49,14 @@ def main() -> None:
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="compressive",
-            args=take_plugins(sys.argv[1:]),
+            args=run_plugins(sys.argv[1:]),
             description="Language models whose memory compresses instead of forgetting (Rae et al. 2019).\n\n"
             "compressive --plugin FILE.py COMMAND ... runs a Python file first, to register compression functions.",
             config=(tyro.conf.FlagCreatePairsOff,),
         )
     except CompressiveError as error:
         sys.exit(f"compressive: {error}")
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+    except BrokenPipeError:  # stdout was closed, as by `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
@@ -60,5 +64,5 @@ def main() -> None:
     except KeyboardInterrupt as stop:
         sys.exit(
             f"compressive: {str(stop) or 'interrupted'}; `compressive train --resume latest` continues from the last "
-            "checkpoint, and `compressive prepare` where it says so"
+            "checkpoint, and the same `compressive prepare` continues where it says so"
         )

@@ -1,8 +1,7 @@
-"""Commands on results: whether one model is better than another."""
+"""The command `compare`."""
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from tyro.conf import Positional, UseAppendAction
 
 from ..checkpoint import read_json
 from ..evaluate.compare import compare_runs
+from ._common import print_result
 
 
 def compare(
@@ -22,18 +22,18 @@ def compare(
     seed: int = 0,
     json: bool = False,
 ) -> None:
-    """Compare two results on the same documents: the difference, and 95 % intervals of it.
+    """Compare two models on the same documents: the difference of their scores and its 95 % confidence intervals.
 
-    Differences are second - first in bits per byte, so less than zero means that the second is better.
+    Differences are second - first in bits per byte: below zero, the second model is better.
 
     Args:
-        first: What `compressive evaluate --json` printed for the one model.
-        second: The same for the other.
-        pair: One more pair of results, of another seed of the same two models; may be repeated.
-        resamples: Times that the documents are drawn anew.
-        seed: The same seed gives the same intervals.
+        first: Output of `compressive evaluate --json` for the first model.
+        second: Output of `compressive evaluate --json` for the second model.
+        pair: Another pair of outputs, of another training seed of the same two models; may be repeated.
+        resamples: Number of bootstrap resamples of the documents.
+        seed: Random seed of the resamples.
         json: Print everything as JSON.
     """
     pairs = [(read_json(one), read_json(other)) for one, other in [(first, second), *pair]]
     result = compare_runs(*zip(*pairs, strict=True), resamples=resamples, seed=seed)
-    print(json_format.dumps(result.to_dict(), indent=1) if json else result)
+    print_result(result, as_json=json)

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from ..apps.experiment import run_experiment
 from ..data import open_corpus
 from ..errors import CompressiveError
-from .terminal import say
+from ._common import say
 
 
 def experiment(

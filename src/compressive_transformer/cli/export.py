@@ -1,4 +1,4 @@
-"""The command that gives a trained model to other libraries."""
+"""The command `export`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from .terminal import say
+from ._common import RunArgument, say
 
 
 def export(
-    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
+    run: RunArgument,
     out: Annotated[Positional[Path], tyro.conf.arg(metavar="OUT")],
     /,
     format: Literal["transformers"] = "transformers",
 ) -> None:
     """Write a trained model in the format of another library (extra `hf`).
 
-    The folder is what the Hub calls a model repository: config.json, model.safetensors, the tokenizer, a model card,
-    and the code to load it where this package is not installed.
+    The folder is a model repository as on the Hub: config.json, model.safetensors, the tokenizer, a model card, and
+    the code that loads the model where this package is not installed.
 
     Args:
-        run: A run that `compressive train` wrote.
-        out: A folder, to be made.
-        format: The library that is to load it.
+        run: Run from `compressive train`.
+        out: Folder to write, which must not exist.
+        format: Library that will load the model.
     """
     from ..hf import export_transformers  # takes seconds to import
 

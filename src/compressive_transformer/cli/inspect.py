@@ -20,7 +20,7 @@ from ..evaluate import BORDERS, ByFrequency
 from ..generate.stream import Stream
 from ..model import CompressiveTransformer
 from ..progress import Progress
-from .terminal import default_device, say
+from ._common import default_device, say
 
 Loaded = tuple[CompressiveTransformer, Tokenizer]
 

@@ -1,38 +1,28 @@
-"""The command that measures distant recall."""
+"""The command `recall`."""
 
 from __future__ import annotations
 
-import json as json_format
-from pathlib import Path
-from typing import Annotated
-
-import tyro
-from tyro.conf import Positional
-
-from ..checkpoint import load
 from ..data import open_corpus
 from ..evaluate.recall import recall_accuracy
-from .terminal import default_device
+from ._common import DataArgument, RunArgument, load_model, print_result
 
 
 def recall(
-    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
-    data: Annotated[Positional[Path], tyro.conf.arg(metavar="DATA")],
+    run: RunArgument,
+    data: DataArgument,
     /,
     split: str = "validation",
     batch_size: int = 32,
     json: bool = False,
 ) -> None:
-    """Measure how often a trained model knows again what it read far back, by distance and by memory.
+    """Measure how often a trained model recalls a key that it read long before, by distance and by kind of memory.
 
     Args:
-        run: A run that `compressive train` wrote, trained on such a corpus.
-        data: A corpus that `compressive prepare` made from recall:MIN-MAX or from
-            passkey:SOURCE:MIN-MAX.
-        split: train, validation or test.
-        batch: Documents that are read side by side; the result does not depend on it.
+        run: Run from `compressive train` on such a corpus.
+        data: Corpus from `compressive prepare` with the source recall:MIN-MAX or passkey:SOURCE:MIN-MAX.
+        split: Split to score: train, validation or test.
+        batch_size: Documents per batch; it does not change the result.
         json: Print everything as JSON, document by document.
     """
-    model, _ = load(run)
-    result = recall_accuracy(model.to(default_device()), open_corpus(data).split(split), batch_size=batch_size)
-    print(json_format.dumps(result.to_dict(), indent=1, ensure_ascii=False) if json else result)
+    model, _ = load_model(run)
+    print_result(recall_accuracy(model, open_corpus(data).split(split), batch_size=batch_size), as_json=json)

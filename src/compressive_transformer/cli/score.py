@@ -1,4 +1,4 @@
-"""The command that scores a live stream."""
+"""The command `score`."""
 
 from __future__ import annotations
 
@@ -7,110 +7,95 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, BinaryIO, Self
+from typing import BinaryIO, Self
 
-import tyro
-from tyro.conf import Positional
+from ..generate import ScoredLine, Stream, score_lines
+from ._common import RunArgument, load_model, say
 
-from ..checkpoint import load
-from ..generate.line_scores import ScoredLine, score_lines
-from ..generate.stream import Stream
-from .terminal import default_device, say
-
-SAVED_EVERY = 60.0
-"""Seconds between two savings of --state while lines come."""
+SECONDS_BETWEEN_SAVES = 60.0
 
 
 def score(
-    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
+    run: RunArgument,
     /,
     top: int = 0,
     block: int = 0,
     state: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Score lines from standard input as they come, for ever, each given all before it: tail -F app.log | compressive
-    score RUN
+    """Score lines of standard input as they arrive, without end, each given all lines before it: tail -F app.log |
+    compressive score RUN
 
-    Prints bits, bits per byte and the line; how fast it was is said at the end on stderr.
+    Prints bits, bits per byte and the line; at the end, a summary with the speed on stderr.
 
     Args:
-        run: A run that `compressive train` wrote.
-        top: Print the so many most surprising tokens of each line as well.
-        block: Score blocks of so many bytes, as they are, instead of lines; for models of bytes.
-        state: A file that keeps what was read: it is taken up if it exists, and written each minute and at the end.
-        json: Print an object of JSON a line.
+        run: Run from `compressive train`.
+        top: Also print the N most surprising tokens of each line.
+        block: Score fixed-size blocks of N raw bytes instead of lines; for models whose tokens are bytes.
+        state: File that keeps the state of the stream: resumed from if it exists, written every minute and at the end.
+        json: Print one JSON object per line.
     """
-    model, tokenizer = load(run)
-    model = model.to(default_device())
-    taken_up = state is not None and state.exists()
-    stream = Stream.load(state, model, tokenizer) if state and taken_up else Stream(model, tokenizer)
-    if state and taken_up:
-        say(f"{state}: {int(stream.memory.seen):,} tokens were read before")
+    model, tokenizer = load_model(run)
+    if state and state.exists():
+        stream = Stream.load(state, model, tokenizer)
+        say(f"{state}: resuming after {stream.state.seen:,} tokens")
+    else:
+        stream = Stream(model, tokenizer)
     with _Input(sys.stdin.buffer) as source:
-        done = _Done(time.perf_counter())
+        summary, saved = _Summary(), time.perf_counter()
         try:
             for line in score_lines(stream, source, top=top, block=block):
-                print(_object(line) if json else _plain(line), flush=True)
-                done.add(line)
-                if state and done.is_time_to_save():
+                print(_to_json(line) if json else _to_text(line), flush=True)
+                summary.add(line)
+                if state and time.perf_counter() - saved >= SECONDS_BETWEEN_SAVES:
                     stream.save(state)
+                    saved = time.perf_counter()
         except KeyboardInterrupt:
-            pass  # the way in which a live stream ends
+            pass  # the normal end of a live stream
         finally:
             if state:
                 stream.save(state)
-            say(done.summary(source.waited))
+            say(summary.text(source.waited))
 
 
-def _plain(line: ScoredLine) -> str:
+def _to_text(line: ScoredLine) -> str:
     tokens = "".join(f"\n{bits:>10.2f}           {text!r}" for text, bits in line.top)
     return f"{line.bits:>10.2f} {line.bits_per_byte:>9.4f}  {line.text}{tokens}"
 
 
-def _object(line: ScoredLine) -> str:
+def _to_json(line: ScoredLine) -> str:
     top = [{"token": token, "bits": bits} for token, bits in line.top]
     return json_format.dumps({**asdict(line), "bits_per_byte": line.bits_per_byte, "top": top}, ensure_ascii=False)
 
 
-@dataclass
-class _Done:
-    """What was scored."""
+class _Summary:
+    """Totals of all lines."""
 
-    began: float
-    lines: int = 0
-    bytes: int = 0
-    bits: float = 0.0
-    saved: float = 0.0
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._lines, self._bytes, self._bits = 0, 0, 0.0
 
     def add(self, line: ScoredLine) -> None:
-        self.lines, self.bytes, self.bits = self.lines + 1, self.bytes + line.bytes, self.bits + line.bits
+        self._lines, self._bytes, self._bits = self._lines + 1, self._bytes + line.bytes, self._bits + line.bits
 
-    def is_time_to_save(self) -> bool:
-        """Whether the last time was long ago; it is then taken as done."""
-        now = time.perf_counter()
-        if now - max(self.saved, self.began) < SAVED_EVERY:
-            return False
-        self.saved = now
-        return True
-
-    def summary(self, waited: float) -> str:
-        """`waited`: seconds that no input was there."""
-        seconds = time.perf_counter() - self.began - waited
-        mean = f", {self.bits / self.bytes:.4f} bits per byte" if self.bytes else ""
+    def text(self, waited: float) -> str:
+        """Return the totals, and the speed without the seconds `waited` for input."""
+        seconds = time.perf_counter() - self._began - waited
+        mean = f", {self._bits / self._bytes:.4f} bits per byte" if self._bytes else ""
         return (
-            f"{self.lines:,} lines, {self.bytes:,} bytes{mean}; "
-            f"{self.bytes / seconds:,.0f} bytes a second over {seconds:.1f} s of work"
+            f"{self._lines:,} lines, {self._bytes:,} bytes{mean}; "
+            f"{self._bytes / seconds:,.0f} bytes a second over {seconds:.1f} s of work"
         )
 
 
 class _Input:
-    """A pipe that Ctrl-C or SIGTERM ends while it is waited for, and otherwise after the piece being scored."""
+    """A pipe whose reading Ctrl-C and SIGTERM interrupt; while a line is scored, they wait for its end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.waited = 0.0
+        """Seconds spent waiting for input."""
         self._file = file
         self._waiting = self._stopped = False
 

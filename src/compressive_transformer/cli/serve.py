@@ -12,7 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from ..apps.serve import Engine, Limits
 from ..checkpoint import load
 from ..errors import CompressiveError, optional
-from .terminal import default_device, say
+from ._common import checked, default_device, say
 
 TOKEN_VARIABLE = "COMPRESSIVE_TOKEN"
 SHORTEST_TOKEN = 16
@@ -27,7 +27,7 @@ def serve(
     sessions: Path | None = None,
     token_file: Path | None = None,
     names: tuple[str, ...] = (),
-    limits: OmitArgPrefixes[Limits] = DEFAULT_LIMITS,
+    limits: OmitArgPrefixes[Annotated[Limits, checked(Limits)]] = DEFAULT_LIMITS,
 ) -> None:
     """Serve a model: sessions with unbounded history, OpenAI's completions, and a page that shows the memory at work
     (extra `serve`).

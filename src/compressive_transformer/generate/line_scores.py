@@ -1,4 +1,4 @@
-"""Scores of a text that never ends, line by line as it comes: logs, pipes, raw bytes."""
+"""Scores of an endless text, line by line as it arrives: logs, pipes, raw bytes."""
 
 from __future__ import annotations
 
@@ -11,120 +11,135 @@ from typing import Protocol
 
 import torch
 
-from ..data.tokenizers import ByteTokenizer, Tokenizer
+from ..data.tokenizers import ByteTokenizer
 from ..errors import CompressiveError
 from .stream import Stream
 
-PIECE = 65_536
-"""Bytes that are read at a time, at most: a line without end needs no more room than this."""
+PIECE_BYTES = 65_536
+"""Largest number of bytes that are read at a time, so that a line without end needs no more room."""
 SHOWN = 2_000
-"""Characters of a line that `ScoredLine.text` holds, at most."""
+"""Largest number of characters in `ScoredLine.text`."""
 
 
 class Source(Protocol):
-    """Where bytes come from: an open binary file or pipe."""
+    """An open binary file or pipe."""
 
     def readline(self, size: int, /) -> bytes:
-        """Bytes up to the next line end, that included, at most `size`; none at the end."""
+        """Return bytes up to and including the next line end, at most `size`; none at the end."""
 
     def read(self, size: int, /) -> bytes:
-        """The next `size` bytes, fewer only at the end."""
+        """Return the next `size` bytes, fewer only at the end."""
 
 
 @dataclass(frozen=True)
 class ScoredLine:
-    """How well a line was predicted from all that came before it."""
+    """A line and how well the model predicted it from everything before it."""
 
     number: int
-    """From 1."""
+    """Number of the line, from 1."""
     text: str
-    """The line without its end, U+FFFD where it is not UTF-8; of a longer one the first 2,000 characters."""
+    """The first 2,000 characters without the line end, with U+FFFD where bytes are not UTF-8."""
     tokens: int
+    """Number of tokens."""
     bytes: int
-    """Of the line as it was read, its end included."""
+    """Number of bytes that were read, line end included."""
     bits: float
+    """Information content, -log2 p(line | all before)."""
     top: tuple[tuple[str, float], ...]
-    """Its most surprising tokens as text, and their bits, falling."""
+    """The most surprising tokens, as text, and their bits, in falling order."""
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits over bytes."""
+        """Bits divided by bytes."""
         return self.bits / self.bytes
 
 
 def score_lines(stream: Stream, source: Source, *, top: int = 0, block: int = 0) -> Iterator[ScoredLine]:
-    """Read `source` into `stream` for as long as it lasts, and give the score of each line as soon as it is there.
+    """Read a source into a stream until it ends, and yield the score of each line as soon as it is complete.
 
-    top: give the so many most surprising tokens of each line.
-    block: read blocks of so many bytes, as they are, instead of lines; for models whose tokens are bytes.
+    Each line is encoded alone, with its line end; CRLF is read as LF, as `prepare` does. Memory use grows neither with
+    the source nor with a line: a line of more than 65,536 bytes is encoded in pieces of that size.
 
-    A line is encoded by itself, its end included; CRLF is read as LF, as `prepare` does. What is held does not grow
-    with the stream or with a line: a line beyond 65,536 bytes is encoded in pieces of these.
+    Args:
+        stream: The stream to continue.
+        source: An open binary file or pipe.
+        top: Number of most surprising tokens to return with each line.
+        block: Size in bytes of blocks to score instead of lines, raw, for models whose tokens are bytes; 0 for lines.
 
-    Raises CompressiveError where a line is not UTF-8 and the model's tokens are not bytes.
+    Returns:
+        An iterator over the scored lines or blocks.
+
+    Raises:
+        CompressiveError: `top` or `block` is negative, blocks are asked of a model whose tokens are not bytes, or a
+            line is not UTF-8 and the tokens are not bytes.
     """
     if top < 0 or block < 0:
         raise CompressiveError(f"top ({top}) and block ({block}) must be 0 or more")
     if block and not isinstance(stream.tokenizer, ByteTokenizer):
-        raise CompressiveError("blocks of bytes need a model whose tokens are bytes; leave block out to read lines")
-    return _score_all(stream, source, top, block)
+        raise CompressiveError("blocks need a model whose tokens are bytes; leave `block` out to score lines")
+    return _iter_lines(stream, source, top, block)
 
 
-def _score_all(stream: Stream, source: Source, top: int, block: int) -> Iterator[ScoredLine]:
-    number, line = 1, _Line(stream.tokenizer, top)
-    while content := source.read(min(block - line.bytes, PIECE)) if block else source.readline(PIECE):
-        line.add(stream, content, number, raw=bool(block))
+def _iter_lines(stream: Stream, source: Source, top: int, block: int) -> Iterator[ScoredLine]:
+    line = _Line(stream, 1, top)
+    while content := source.read(min(block - line.bytes, PIECE_BYTES)) if block else source.readline(PIECE_BYTES):
+        line.add(content, raw=bool(block))
         if line.bytes == block or (not block and content.endswith(b"\n")):
-            yield line.ended(stream, number)
-            number, line = number + 1, _Line(stream.tokenizer, top)
+            yield line.finish()
+            line = _Line(stream, line.number + 1, top)
     if line.bytes:  # the last one has no end
-        yield line.ended(stream, number)
+        yield line.finish()
 
 
 class _Line:
-    """What is known of the line that is being read."""
+    """The scores of a line that is being read."""
 
-    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
-        self.tokens, self.bytes, self.nats, self.text = 0, 0, 0.0, ""
-        self._tokenizer, self._top = tokenizer, top
-        self._best: list[tuple[float, int, int]] = []  # nats, place and id, a heap
+    def __init__(self, stream: Stream, number: int, top: int) -> None:
+        self.number, self.bytes = number, 0
+        self._stream, self._top = stream, top
+        self._tokens, self._nats, self._text = 0, 0.0, ""
+        self._best: list[tuple[float, int, int]] = []  # a heap of nats, -place and id
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._shown = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = b""  # a carriage return, until it is known whether a line feed follows
 
-    def add(self, stream: Stream, content: bytes, number: int, *, raw: bool) -> None:
-        """Score what was read of the line."""
+    def add(self, content: bytes, *, raw: bool) -> None:
+        """Score the next piece of the line."""
         self.bytes += len(content)
         if not raw:
             content = self._held + content
             self._held = b"\r" if content.endswith(b"\r") else b""
             content = content.removesuffix(self._held).replace(b"\r\n", b"\n")
-        self._score(stream, content, number)
+        self._score(content)
 
-    def ended(self, stream: Stream, number: int) -> ScoredLine:
-        """The score of the whole line."""
-        self._score(stream, self._held, number, final=True)
-        best = sorted(self._best, reverse=True)
-        top = tuple((self._tokenizer.decode([token]), nats / math.log(2)) for nats, _, token in best)
-        text = self.text.removesuffix("\n")
-        return ScoredLine(number, text, self.tokens, self.bytes, self.nats / math.log(2), top)
+    def finish(self) -> ScoredLine:
+        """Return the score of the whole line."""
+        self._score(self._held, final=True)
+        decode = self._stream.tokenizer.decode
+        top = tuple((decode([token]), nats / math.log(2)) for nats, _, token in sorted(self._best, reverse=True))
+        text = self._text.removesuffix("\n")
+        return ScoredLine(self.number, text, self._tokens, self.bytes, self._nats / math.log(2), top)
 
-    def _score(self, stream: Stream, content: bytes, number: int, *, final: bool = False) -> None:
-        if len(self.text) < SHOWN:
-            self.text = (self.text + self._shown.decode(content, final))[:SHOWN]
-        text: str | bytes = content
-        if not isinstance(self._tokenizer, ByteTokenizer):
-            try:
-                text = self._utf8.decode(content, final)
-            except UnicodeDecodeError as error:
-                raise CompressiveError(
-                    f"line {number} is not UTF-8 ({error.reason}); a model whose tokens are bytes reads any"
-                ) from None
-        tokens = stream.encode(text)
-        nats = stream.score_tokens(tokens)
-        self.nats += float(nats.sum())
+    def _score(self, content: bytes, *, final: bool = False) -> None:
+        if len(self._text) < SHOWN:
+            self._text = (self._text + self._shown.decode(content, final))[:SHOWN]
+        tokens = self._stream.encode(self._decode(content, final))
+        nats = self._stream.score_tokens(tokens)
+        self._nats += float(nats.sum())
         for place in torch.topk(nats, min(self._top, len(nats))).indices.tolist():
-            heapq.heappush(self._best, (float(nats[place]), -(self.tokens + place), int(tokens[place])))
+            heapq.heappush(self._best, (float(nats[place]), -(self._tokens + place), int(tokens[place])))
             if len(self._best) > self._top:
                 heapq.heappop(self._best)
-        self.tokens += len(nats)
+        self._tokens += len(nats)
+
+    def _decode(self, content: bytes, final: bool) -> str | bytes:
+        """Return the text of bytes where tokens are not bytes; an incomplete character waits for the next piece."""
+        if isinstance(self._stream.tokenizer, ByteTokenizer):
+            return content
+        try:
+            return self._utf8.decode(content, final)
+        except UnicodeDecodeError as error:
+            raise CompressiveError(
+                f"line {self.number} is not UTF-8 ({error.reason}): convert it first, or use a model whose tokens are "
+                "bytes"
+            ) from None

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,11 @@ import torch
 from compressive_transformer.checkpoint import save
 from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.generate import line_scores as live
+from compressive_transformer.generate import line_scores
 from compressive_transformer.generate.line_scores import ScoredLine, score_lines
 from compressive_transformer.generate.stream import Stream
 from compressive_transformer.model import CompressiveTransformer
-from runs import MODEL
+from runs import MODEL, program
 from small import assert_close, small_model
 
 BYTES = ByteTokenizer()
@@ -46,7 +44,7 @@ def scored(model: CompressiveTransformer, content: bytes, **options: int) -> lis
     return list(score_lines(Stream(model, BYTES), io.BytesIO(content), **options))
 
 
-def test_each_line_has_the_bits_of_its_own_tokens(model: CompressiveTransformer) -> None:
+def test_each_line_has_the_bits_of_its_tokens(model: CompressiveTransformer) -> None:
     nats, at = nats_of(model, TEXT), 0
     lines = scored(model, TEXT)
     assert [line.number for line in lines] == [1, 2, 3, 4, 5]
@@ -59,11 +57,11 @@ def test_each_line_has_the_bits_of_its_own_tokens(model: CompressiveTransformer)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 17])
-def test_a_line_that_is_read_in_pieces_has_the_same_score(
+def test_a_line_read_in_pieces_has_the_same_score(
     model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     expected = scored(model, TEXT, top=3)
-    monkeypatch.setattr(live, "PIECE", piece)
+    monkeypatch.setattr(line_scores, "PIECE_BYTES", piece)
     found = scored(model, TEXT, top=3)
     assert_close(torch.tensor([line.bits for line in found]), torch.tensor([line.bits for line in expected]), 1e-9)
     for one, other in zip(found, expected, strict=True):
@@ -72,10 +70,8 @@ def test_a_line_that_is_read_in_pieces_has_the_same_score(
 
 
 @pytest.mark.parametrize("piece", [1, 2, 65_536])
-def test_line_ends_of_windows_are_read_as_those_of_unix(
-    model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
-    monkeypatch.setattr(live, "PIECE", piece)
+def test_crlf_is_read_as_lf(model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(line_scores, "PIECE_BYTES", piece)
     lines = scored(model, b"one\r\n\r\nt\rwo\r\nlast\r")
     expected = scored(model, b"one\n\nt\rwo\nlast\r")
     assert [line.text for line in lines] == ["one", "", "t\rwo", "last\r"]
@@ -84,7 +80,7 @@ def test_line_ends_of_windows_are_read_as_those_of_unix(
     assert_close(torch.tensor([line.bits for line in lines]), torch.tensor([line.bits for line in expected]), 1e-9)
 
 
-def test_the_top_are_the_most_surprising_tokens_in_order(model: CompressiveTransformer) -> None:
+def test_top_are_the_most_surprising_tokens_in_order(model: CompressiveTransformer) -> None:
     nats, content = nats_of(model, TEXT), TEXT.splitlines(keepends=True)[0]
     first = scored(model, TEXT, top=4)[0]
     order = nats[: len(content)].argsort(descending=True)[:4].tolist()
@@ -93,8 +89,8 @@ def test_the_top_are_the_most_surprising_tokens_in_order(model: CompressiveTrans
     assert len(scored(model, TEXT, top=99)[1].top) == 1  # the line end alone
 
 
-@pytest.mark.parametrize("block", [1, 7, 50, 1000])
-def test_blocks_are_bytes_as_they_are(model: CompressiveTransformer, block: int) -> None:
+@pytest.mark.parametrize("block", [1, 50, 1000])
+def test_blocks_are_raw_bytes(model: CompressiveTransformer, block: int) -> None:
     content = b"\xff\x00\r\n" + TEXT
     nats, blocks = nats_of(model, content), scored(model, content, block=block)
     assert [part.bytes for part in blocks] == [len(content[at : at + block]) for at in range(0, len(content), block)]
@@ -102,7 +98,7 @@ def test_blocks_are_bytes_as_they_are(model: CompressiveTransformer, block: int)
         assert part.bits == pytest.approx(float(own.sum()) / math.log(2), abs=1e-9)
 
 
-def test_a_stream_of_bytes_that_are_no_text_is_scored_by_a_model_of_bytes_only(model: CompressiveTransformer) -> None:
+def test_only_a_model_of_bytes_scores_bytes_that_are_not_text(model: CompressiveTransformer) -> None:
     assert [line.text for line in scored(model, b"ok\n\xff\xfe\n\xe5")] == [
         "ok",
         "\N{REPLACEMENT CHARACTER}" * 2,
@@ -112,16 +108,16 @@ def test_a_stream_of_bytes_that_are_no_text_is_scored_by_a_model_of_bytes_only(m
     words = small_model(**{**MODEL, "vocab_size": 258}).eval()
     for content, number in ((b"ok\n\xff\xfe\n", 2), (b"\xe5", 1), (b"\xe5\n", 1)):
         with pytest.raises(
-            CompressiveError, match=rf"line {number} is not UTF-8 \(.*\); a model whose tokens are bytes"
+            CompressiveError, match=rf"line {number} is not UTF-8 \(.*\): convert it first, or use a model whose tokens"
         ):
             list(score_lines(Stream(words, tokenizer), io.BytesIO(content)))
-    with pytest.raises(CompressiveError, match="blocks of bytes need a model whose tokens are bytes"):
+    with pytest.raises(CompressiveError, match="blocks need a model whose tokens are bytes"):
         score_lines(Stream(words, tokenizer), io.BytesIO(b""), block=3)
     with pytest.raises(CompressiveError, match=r"top \(-1\) and block \(0\) must be 0 or more"):
         score_lines(Stream(model, BYTES), io.BytesIO(b""), top=-1)
 
 
-def test_lines_are_encoded_each_by_itself() -> None:
+def test_each_line_is_encoded_alone() -> None:
     tokenizer = train_bpe([TEXT.decode()] * 3, 280)
     model = small_model(**{**MODEL, "vocab_size": tokenizer.vocab_size}).eval()
     stream, again = Stream(model, tokenizer), Stream(model, tokenizer)
@@ -130,12 +126,14 @@ def test_lines_are_encoded_each_by_itself() -> None:
         assert (line.tokens, line.bits) == (len(nats), float(nats.sum()) / math.log(2))
 
 
-def test_what_is_shown_of_a_line_does_not_grow_with_it(model: CompressiveTransformer) -> None:
-    line = scored(model, b"a" * 3000 + b"\n")[0]
-    assert (line.text, line.bytes) == ("a" * 2000, 3001)
+def test_the_text_of_a_long_line_is_cut(model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert line_scores.SHOWN == 2000
+    monkeypatch.setattr(line_scores, "SHOWN", 20)
+    line = scored(model, b"a" * 30 + b"\n")[0]
+    assert (line.text, line.bytes) == ("a" * 20, 31)
 
 
-def test_no_input_has_no_lines(model: CompressiveTransformer) -> None:
+def test_empty_input_has_no_lines(model: CompressiveTransformer) -> None:
     assert scored(model, b"") == []
 
 
@@ -149,32 +147,24 @@ def run(tmp_path_factory: pytest.TempPathFactory, model: CompressiveTransformer)
     return folder
 
 
-def test_a_live_stream_is_answered_line_by_line_and_goes_on_after_a_signal(
+def test_a_live_stream_is_scored_line_by_line_and_resumed_after_signals(
     run: Path, tmp_path: Path, model: CompressiveTransformer
 ) -> None:
-    state, lines = tmp_path / "state", TEXT.splitlines(keepends=True)
-    command = [sys.executable, "-m", "compressive_transformer.cli", "score", str(run), "--json", "--state", str(state)]
-    found = []
+    state, lines, results = tmp_path / "state", TEXT.splitlines(keepends=True), []
     for part, stop in ((lines[:2], signal.SIGTERM), (lines[2:3], signal.SIGINT), (lines[3:], None)):
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        ) as process:  # fmt: skip
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stderr is not None
+        with program("score", run, "--json", "--state", state) as scoring:
             for line in part:
-                process.stdin.write(line)
-                if line.endswith(b"\n"):  # each is answered before the next one comes
-                    found.append(json.loads(process.stdout.readline()))
+                scoring.stdin.write(line)
+                if line.endswith(b"\n"):  # each is scored before the next one comes
+                    results.append(json.loads(scoring.stdout.readline()))
             if stop:
-                process.send_signal(stop)
+                os.kill(scoring.process.pid or 0, stop)
             else:
-                process.stdin.close()
-            found += [json.loads(line) for line in process.stdout.read().splitlines()]
-            assert process.wait() == 0
-            assert f"{len(part)} lines, {sum(map(len, part))} bytes, ".encode() in process.stderr.read()
+                scoring.stdin.close()
+            results += [json.loads(line) for line in scoring.stdout.read().splitlines()]
+            assert scoring.wait() == 0
+            assert f"{len(part)} lines, {sum(map(len, part))} bytes, ".encode() in scoring.stderr.read()
     expected = scored(model, TEXT)
-    assert [line["text"] for line in found] == [line.text for line in expected]
-    assert [line["bits"] for line in found] == pytest.approx([line.bits for line in expected], abs=1e-9)
-    assert [line["number"] for line in found] == [1, 2, 1, 1, 2]
+    assert [line["text"] for line in results] == [line.text for line in expected]
+    assert [line["bits"] for line in results] == pytest.approx([line.bits for line in expected], abs=1e-9)
+    assert [line["number"] for line in results] == [1, 2, 1, 1, 2]
