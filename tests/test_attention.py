@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compressive_transformer.attention import cpu, masked_attention, relative_attention, rotated
+from compressive_transformer.attention import KERNELS, cpu, masked_attention, relative_attention, rotated
 from compressive_transformer.attention.positions import relative_positions, rotary_positions
 from compressive_transformer.attention.relative import plain_scores
+from compressive_transformer.errors import CompressiveError
+from compressive_transformer.model import CompressiveTransformer, with_lengths
 from reference import sinusoid
-from small import assert_close, layered, random_tokens, small_model
+from small import assert_close, layered, random_tokens, small_config, small_model
 
 
 def random_problem(*, step=3, per_lane=True, seed=0):
@@ -170,7 +172,7 @@ def test_a_whole_model_is_the_same_with_either_form(fields, block, monkeypatch):
 
     ours = step()
     for block in model.blocks:
-        block.attention.kernel = masked_attention
+        block.attention.kernel = KERNELS["sdpa"]
     for one, other in zip(ours, step(), strict=True):
         assert_close(one, other)
 
@@ -280,3 +282,19 @@ def test_the_fast_forms_give_the_plain_scores(fields):
             attention.position.weight,
         )
         assert_close(weights[0][0, :width], expected.softmax(1))
+
+
+def test_an_unknown_kernel_or_one_for_rotary_positions_is_refused():
+    with pytest.raises(CompressiveError, match=r"attention \('flash'\) must be 'auto' or 'cpu' or 'sdpa'"):
+        CompressiveTransformer(small_config(), attention="flash")
+    with pytest.raises(CompressiveError, match=r"attention \('sdpa'\) must be 'auto' with position = 'rotary'"):
+        CompressiveTransformer(small_config(position="rotary"), attention="sdpa")
+
+
+def test_kernels_give_the_same_logits_and_derived_models_keep_theirs():
+    tokens, auto = random_tokens(2, 30), small_model()
+    for name in KERNELS:
+        model = CompressiveTransformer(auto.config, attention=name).double()
+        model.load_state_dict(auto.state_dict())
+        assert_close(model(tokens).logits, auto(tokens).logits)
+        assert with_lengths(model, memory_length=7).attention == name

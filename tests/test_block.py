@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from compressive_transformer.attention import masked_attention, relative
+from compressive_transformer.attention import KERNELS, masked_attention
 from compressive_transformer.data import Corpus
 from compressive_transformer.data.lanes import Segment
 from compressive_transformer.model import block as block_module
@@ -87,7 +87,7 @@ def test_a_run_of_whole_segments_compiles_blocks_at_most_twice(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: str, ages: str
 ) -> None:
     # Relative attention as on a GPU: what CPUs have for it is no graph.
-    monkeypatch.setattr(relative, "relative_attention", masked_attention)
+    monkeypatch.setitem(KERNELS, "auto", masked_attention)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(Block.transform, backend=counter)
     monkeypatch.setattr(block_module, "_compiled_transform", lambda: compiled)

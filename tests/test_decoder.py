@@ -350,7 +350,7 @@ def test_layers_that_compute_with_more_than_their_weights_are_refused(place: str
     model = small_model().eval()
     linear = model.blocks[1].get_submodule(place)
     model.blocks[1].set_submodule(place, Scaled(linear.in_features, linear.out_features))
-    with pytest.raises(CompressiveError, match="more than its weights .*, which decoding would leave out: merge"):
+    with pytest.raises(CompressiveError, match=r"more than its weights .*, which decoding would leave out: merge"):
         CachedDecoder(model.double(), model.empty_memory(1))
 
 

@@ -332,7 +332,7 @@ def test_what_is_saved_loads_as_it_was(shard: str, tmp_path: Any) -> None:
     assert_close(loaded(tokens).logits, model(tokens).logits)  # sums over mapped files round in another order
     assert torch.equal(generate(loaded, tokens), generate(model, tokens))
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="cpu")
-    assert memory_of(half(tokens)[CACHE_NAME]).recent[0].dtype == torch.bfloat16
+    assert memory_of(half(tokens)[CACHE_NAME]).layers[0].recent.dtype == torch.bfloat16
 
 
 def test_a_model_of_a_config_begins_as_the_packages_own_does() -> None:

@@ -4,31 +4,32 @@ from ..config import ModelConfig
 from ..errors import CompressiveError
 from .base import Attention, Projected
 from .cpu import CpuRelativeAttention
-from .relative import Kernel, RelativeAttention, masked_attention, relative_attention
+from .relative import KERNELS, RelativeAttention, cpu_attention, masked_attention, relative_attention
 from .rotary import RotaryAttention, rotated
 
 __all__ = [
+    "KERNELS",
     "Attention",
     "CpuRelativeAttention",
-    "Kernel",
     "Projected",
     "RelativeAttention",
     "RotaryAttention",
     "build_attention",
+    "cpu_attention",
     "masked_attention",
     "relative_attention",
     "rotated",
 ]
 
 
-def build_attention(config: ModelConfig, layer: int, kernel: Kernel | None = None) -> Attention:
+def build_attention(config: ModelConfig, layer: int, kernel: str = "auto") -> Attention:
     """Return the attention of one layer, with the positions that `config.position` names.
 
     Raises:
-        CompressiveError: There is a `kernel`, and positions are rotary.
+        CompressiveError: The kernel is unknown, or positions are rotary and there is a kernel other than "auto".
     """
     if config.position == "relative":
         return RelativeAttention(config, layer, kernel)
-    if kernel is not None:
-        raise CompressiveError("an attention kernel needs position = 'relative'; rotary attention is always fused")
+    if kernel != "auto":
+        raise CompressiveError(f"attention ({kernel!r}) must be 'auto' with position = 'rotary', which is always fused")
     return RotaryAttention(config)

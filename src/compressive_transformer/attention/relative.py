@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..config import ModelConfig
+from ..errors import CompressiveError
 from .base import Attention, Projected, WeightsCallback, report_weights
 from .cpu import CpuRelativeAttention
 from .positions import Grid, RelativePositions, sinusoids
-
-Kernel = Callable[..., Tensor]
-"""Computes attention from content, keys, values, mask, grids and `on_weights`, as `relative_attention` does."""
 
 
 class RelativeAttention(Attention):
     """Multi-head attention whose scores depend on content and on distance, never on absolute place."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernel: Kernel | None = None) -> None:
+    def __init__(self, config: ModelConfig, layer: int, kernel: str = "auto") -> None:
         super().__init__(config)
-        self.kernel = kernel or relative_attention
+        if kernel not in KERNELS:
+            raise CompressiveError(f"attention ({kernel!r}) must be {' or '.join(map(repr, KERNELS))}")
+        self.kernel = KERNELS[kernel]
         self.position = nn.Linear(config.d_model, config.d_model, bias=False)
         self.content_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
         self.position_bias = nn.Parameter(torch.zeros(self.n_heads, self.d_head))
@@ -100,12 +100,23 @@ def relative_attention(
             head, d_head]`, projected distances `[step, 1 or batch, row, head, d_head]`, and the number of slots.
         on_weights: Called with each head's weights `[batch, query, slot]`.
     """
-    if content.device.type == "cpu":
-        flat = [part for queries, rows, _ in grids for part in (queries, rows)]
-        slots = [count for *_, count in grids]
-        mixed: Tensor = CpuRelativeAttention.apply(content, keys, values, mask, slots, on_weights, *flat)  # type: ignore[no-untyped-call]
-        return mixed
-    return masked_attention(content, keys, values, mask, grids, on_weights)
+    kernel = cpu_attention if content.device.type == "cpu" else masked_attention
+    return kernel(content, keys, values, mask, grids, on_weights)
+
+
+def cpu_attention(
+    content: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    grids: list[tuple[Tensor, Tensor, int]],
+    on_weights: WeightsCallback | None = None,
+) -> Tensor:
+    """Return `relative_attention` by `CpuRelativeAttention`."""
+    flat = [part for queries, rows, _ in grids for part in (queries, rows)]
+    slots = [count for *_, count in grids]
+    mixed: Tensor = CpuRelativeAttention.apply(content, keys, values, mask, slots, on_weights, *flat)  # type: ignore[no-untyped-call]
+    return mixed
 
 
 def masked_attention(
@@ -129,6 +140,14 @@ def masked_attention(
         report_weights(on_weights, content, keys, bias)
     mixed = functional.scaled_dot_product_attention(content, keys, values, attn_mask=bias, scale=1.0)
     return mixed.transpose(1, 2)
+
+
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "auto": relative_attention,
+    "cpu": cpu_attention,
+    "sdpa": masked_attention,
+}
+"""Forms of relative attention by name; all give the same numbers up to rounding."""
 
 
 def plain_scores(

@@ -208,8 +208,8 @@ class PackedModel:
         """Return the logits `[batch, vocab_size]` of `[batch, d_model]`, in the model's dtype."""
         hidden = self.model.final_norm(hidden)
         if self.read_out is None:
-            made, _ = self.model.embedding.read_out(hidden[:, None], None)
-            return made[:, 0]
+            logits, _ = self.model.embedding.read_out(hidden[:, None], None)
+            return cast(Tensor, logits)[:, 0]
         return self.read_out(hidden).to(hidden.dtype)
 
     def layers_of(self, layout: SlotLayout) -> list[int]:

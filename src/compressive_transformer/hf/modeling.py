@@ -247,7 +247,7 @@ def _read_real(model: CompressiveTransformer, tokens: Tensor, mask: Tensor | Non
     output = model(tokens.gather(1, order), memory, mask.sum(1).cpu())
     lanes = torch.arange(len(tokens), device=tokens.device)[:, None]
     logits = output.logits[lanes, order.argsort(dim=1)]
-    return replace(output, logits=logits)
+    return replace(output, _logits=logits)
 
 
 def _own_columns(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..attention import Kernel, Projected, build_attention
+from ..attention import Projected, build_attention
 from ..attention.positions import Positions
 from ..compression import (
     Decoder,
@@ -76,12 +76,12 @@ class Block(nn.Module):
     compiled = False
     """True if `transform` runs through torch.compile where there is gradient."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernel: Kernel | None = None) -> None:
+    def __init__(self, config: ModelConfig, layer: int, attention: str = "auto") -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
         self.compression_loss = config.compression_loss
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = build_attention(config, layer, kernel)
+        self.attention = build_attention(config, layer, attention)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = nn.Sequential(
             nn.Linear(config.d_model, config.d_ff), nn.GELU(), nn.Linear(config.d_ff, config.d_model)

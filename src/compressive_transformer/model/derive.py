@@ -20,9 +20,9 @@ OF_COMPRESSION = ("compression", "compression_heads", "compression_loss", "compr
 def from_parameters(
     config: ModelConfig, parameters: Mapping[str, Tensor], like: CompressiveTransformer | None = None
 ) -> CompressiveTransformer:
-    """Return a model that holds these tensors without a copy; its mode and attention kernel are those of `like`."""
+    """Return a model that holds these tensors without a copy; its mode and kernel of attention are those of `like`."""
     with torch.device("meta"):
-        model = CompressiveTransformer(config, like.attention_kernel if like is not None else None)
+        model = CompressiveTransformer(config, "auto" if like is None else like.attention)
     model.load_state_dict(dict(parameters), assign=True)
     return model if like is None else model.train(like.training)
 

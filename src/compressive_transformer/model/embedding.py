@@ -19,7 +19,7 @@ IGNORE_INDEX = -100
 class TiedEmbedding(nn.Embedding):
     """One row a token, which is its input and, as a dot product with the last hidden state, its logit."""
 
-    def read_out(self, hidden: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def read_out(self, hidden: Tensor, targets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return logits `[batch, chunk, vocab_size]` of `hidden [batch, chunk, d_model]`, and the nats of targets."""
         logits = functional.linear(hidden, self.weight)
         return logits, None if targets is None else token_nats(logits, targets)
@@ -56,14 +56,14 @@ class AdaptiveEmbedding(nn.Module):
             embedded = embedded.index_copy(0, members, tail(ids[members]).to(embedded.dtype))
         return cast(Tensor, embedded.view(*tokens.shape, -1))
 
-    def read_out(self, hidden: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities `[batch, chunk, vocab_size]`, or `[batch, chunk, 0]` and the nats of targets."""
+    def read_out(self, hidden: Tensor, targets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return log-probabilities `[batch, chunk, vocab_size]`, or None and the nats of targets."""
         if targets is None:
             first, clusters = self._first_log_probabilities(hidden)
             inside = [tail.log_probabilities(hidden) for tail in self._tails()]
             return torch.cat([first, *(part + clusters[..., at, None] for at, part in enumerate(inside))], dim=-1), None
         nats = self._nats(hidden.flatten(0, 1), targets.flatten())
-        return hidden.new_zeros(*targets.shape, 0), nats.view_as(targets)
+        return None, nats.view_as(targets)
 
     def _nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the nats of `targets [rows]`, computing no more of the vocabulary than their clusters."""

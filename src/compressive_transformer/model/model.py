@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..attention import Kernel
 from ..attention.positions import PositionCache, chunk_positions
 from ..config import ModelConfig
 from ..errors import CompressiveError, CompressiveWarning
@@ -26,18 +25,26 @@ from .embedding import IGNORE_INDEX, build_embedding
 class Output:
     """Result of the model for a chunk of tokens."""
 
-    logits: Tensor
-    """`[batch, chunk, vocab_size]`; undefined for padding. An adaptive model that is given targets leaves them out:
-    `[batch, chunk, 0]`."""
     memory: Memory
     """Memory after the chunk."""
     compression_loss: Tensor
     """Scalar, summed over layers and commits; reaches the compression functions only. 0 without gradient."""
     reconstruction_error: Tensor
     """`[n_layers]` squared error / squared target of that loss, mean over commits; 0 where there was none."""
-    nats: Tensor | None = None
+    nats: Tensor | None
     """`[batch, chunk]` negative log-likelihood of each target, in double precision, 0 where ignored; None without
     targets."""
+    _logits: Tensor | None
+
+    @property
+    def logits(self) -> Tensor:
+        """`[batch, chunk, vocab_size]`; undefined for padding.
+
+        Raises CompressiveError for a model with an adaptive vocabulary that was given targets.
+        """
+        if self._logits is None:
+            raise CompressiveError("an adaptive model that is given targets computes nats only; call it without")
+        return self._logits
 
 
 class CompressiveTransformer(nn.Module):
@@ -48,8 +55,8 @@ class CompressiveTransformer(nn.Module):
 
     Args:
         config: Sizes of the network and of its memory.
-        attention: Kernel of relative attention, `relative_attention` or a function with its arguments. By default
-            `relative_attention`, which chooses by device.
+        attention: Kernel of relative attention: "auto" chooses by device, "cpu" is made for CPUs, "sdpa" is
+            `scaled_dot_product_attention`, for devices with fused kernels. All give the same numbers up to rounding.
 
     Raises:
         CompressiveError: The compression function is not registered, or does not fit the config.
@@ -63,10 +70,10 @@ class CompressiveTransformer(nn.Module):
     gradient_checkpointing: int = 0
     """Recompute the activations of every n-th block in the backward pass, 1 for all: less memory, more time."""
 
-    def __init__(self, config: ModelConfig, attention: Kernel | None = None) -> None:
+    def __init__(self, config: ModelConfig, attention: str = "auto") -> None:
         super().__init__()
         self.config = config
-        self.attention_kernel = attention
+        self.attention = attention
         self.layouts = tuple(SlotLayout.of(config, layer) for layer in range(config.n_layers))
         self.embedding = build_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -168,11 +175,11 @@ class CompressiveTransformer(nn.Module):
         logits, nats = self.embedding.read_out(self.final_norm(hidden), targets)
         zero = self.embedding.weight.new_zeros(())
         return Output(
-            logits=logits,
             memory=Memory(memory.seen + lengths, tuple(layers)),
             compression_loss=torch.stack([zero if loss is None else loss.loss for loss in losses]).sum(),
             reconstruction_error=torch.stack([zero if loss is None else loss.relative_error for loss in losses]),
             nats=nats,
+            _logits=logits,
         )
 
     def _plans(
@@ -232,26 +239,28 @@ class CompressiveTransformer(nn.Module):
 def _joined(outputs: list[tuple[Tensor, Tensor, Output]], chunk: int) -> Output:
     """Return one output of several pieces, each with `taken [batch]` tokens from place `read [batch]` on."""
     last = outputs[-1][2]
-    device, real, to = last.logits.device, [], []
-    for read, taken, output in outputs:
-        lanes, places = (torch.arange(output.logits.shape[1]) < taken[:, None]).nonzero(as_tuple=True)
+    device, real, to = last.compression_loss.device, [], []
+    for read, taken, _ in outputs:
+        lanes, places = (torch.arange(int(taken.max())) < taken[:, None]).nonzero(as_tuple=True)
         real.append((lanes.to(device), places.to(device)))
         to.append(lanes * chunk + read[lanes] + places)
 
-    def join(parts: list[Tensor]) -> Tensor:
-        rows = torch.cat([part[at] for part, at in zip(parts, real, strict=True)])
+    def join(parts: list[Tensor | None]) -> Tensor | None:
+        pieces = [part for part in parts if part is not None]
+        if not pieces:
+            return None
+        rows = torch.cat([part[at] for part, at in zip(pieces, real, strict=True)])
         empty = rows.new_zeros(last.memory.batch_size * chunk, *rows.shape[1:])
         joined: Tensor = empty.index_copy(0, torch.cat(to).to(device), rows).unflatten(0, (-1, chunk))
         return joined
 
-    nats = [output.nats for *_, output in outputs if output.nats is not None]
     loss = torch.stack([output.compression_loss for *_, output in outputs]).sum()
     errors = torch.stack([output.reconstruction_error for *_, output in outputs])
     error = errors.sum(0) / (errors > 0).sum(0).clamp(min=1)
     return replace(
         last,
-        logits=join([output.logits for *_, output in outputs]),
         compression_loss=loss,
         reconstruction_error=error,
-        nats=join(nats) if nats else None,
+        nats=join([output.nats for *_, output in outputs]),
+        _logits=join([output._logits for *_, output in outputs]),
     )
