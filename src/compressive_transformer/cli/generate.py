@@ -39,7 +39,7 @@ def generate(
     model, tokenizer = load_model(run)
     stream = Stream(model, tokenizer, precision)
     if isinstance(tokenizer, MuLawTokenizer) and sys.stdout.isatty():
-        raise CompressiveError(f"{run} generates sound: send it to a file, compressive generate {run} > sound.wav")
+        raise CompressiveError(f"{run} writes sound: send it to a file, compressive generate {run} > sound.wav")
     if prompt is not None:
         stream.read(_read_sound(prompt, tokenizer) if isinstance(tokenizer, MuLawTokenizer) else _read_text(prompt))
     texts = stream.iter_text(tokens, sampling)

@@ -16,6 +16,8 @@ from .bytes import ByteDecoder, to_utf8
 if TYPE_CHECKING:  # byte models never need the library
     import tokenizers
 
+LARGEST_VOCABULARY = 2**24
+
 
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the library `tokenizers`: one trained here by `train_bpe`, or any `tokenizer.json`.
@@ -33,8 +35,10 @@ class HuggingFaceTokenizer(Tokenizer):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise CompressiveError("the tokenizer has no tokens: train it first")
-        # The largest id, not the number of tokens: vocabularies may have holes.
+        # The largest id, not the number of tokens: vocabularies may have holes, which the library walks through.
         self.vocab_size = max(vocabulary.values()) + 2
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise CompressiveError(f"token id {self.vocab_size - 2} must be less than {LARGEST_VOCABULARY - 1}")
         description = json.loads(tokenizer.to_str())
         self._unknown = _unknown_id(description["model"], tokenizer)
         self._pieces: dict[int, bytes] | None = None
