@@ -55,7 +55,7 @@ def next_logits(stream: Stream) -> Tensor:
 # --- reading ---
 
 
-def test_reading_is_the_model_over_the_start_and_the_tokens(model: CompressiveTransformer) -> None:
+def test_reading_is_the_model_over_start_and_tokens(model: CompressiveTransformer) -> None:
     stream = read(model, TEXT)
     with torch.no_grad():
         output = model(torch.tensor([[BYTES.start, *BYTES.encode(TEXT)]]))
@@ -83,14 +83,14 @@ def test_rotary_positions_stay_right_from_segment_to_segment() -> None:
     assert_close(next_logits(one), next_logits(other))
 
 
-def test_reading_nothing_begins_a_document_and_no_more(model: CompressiveTransformer) -> None:
+def test_reading_nothing_only_begins_a_document(model: CompressiveTransformer) -> None:
     stream = read(model, "", "", TEXT, "")
     assert stream.memory.seen.tolist() == [1 + len(TEXT.encode())]
     assert read(model, "").memory.seen.tolist() == [1]
     assert read(model, "").write(9, seed=3) == Stream(model, BYTES).write(9, seed=3)
 
 
-def test_memory_can_be_kept_and_set_back(model: CompressiveTransformer, stream: Stream) -> None:
+def test_memory_can_be_assigned_and_read_on_from(model: CompressiveTransformer, stream: Stream) -> None:
     kept = stream.memory
     first = stream.write(25, seed=1)
     stream.memory = kept
@@ -101,16 +101,16 @@ def test_memory_can_be_kept_and_set_back(model: CompressiveTransformer, stream: 
     assert first
 
 
-def test_memory_that_was_set_is_read_on_from_and_never_written_from_unread(
+def test_nothing_is_generated_from_assigned_memory_before_a_read(
     model: CompressiveTransformer, stream: Stream, tmp_path: Path
 ) -> None:
     other = read(model, "Something else, whose next letter is not that of the stream.")
     other.memory = stream.memory
-    for go_on in (lambda: other.write(3), lambda: other.score("abc")):
+    for call in (lambda: other.write(3), lambda: other.score("abc")):
         with pytest.raises(
             CompressiveError, match=r"no next-token logits after assigning `memory`: call `read\(\)` first"
         ):
-            go_on()
+            call()
     other.save(tmp_path / "state")
     other = Stream.load(tmp_path / "state", model, BYTES)
     for one in (stream, other):
@@ -119,7 +119,7 @@ def test_memory_that_was_set_is_read_on_from_and_never_written_from_unread(
     assert other.write(25, seed=1) == stream.write(25, seed=1)
 
 
-def test_what_was_written_stays_in_memory(model: CompressiveTransformer) -> None:
+def test_generated_text_is_in_memory_as_if_read(model: CompressiveTransformer) -> None:
     # A model that writes ASCII only, so that what it wrote can be read again.
     ascii_only = small_model(model.config).eval()
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_a_state_set_back_continues_without_reading(model: CompressiveTransforme
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_model_is_left_in_the_mode_in_which_it_came(training: bool) -> None:
+def test_the_mode_of_the_model_is_restored(training: bool) -> None:
     model = small_model(**{"vocab_size": 257, **MODEL, "dropout": 0.5}).train(training)
     texts = {read(model, TEXT).write(10, seed=0) for _ in range(2)}
     assert len(texts) == 1  # nothing is dropped
@@ -167,7 +167,7 @@ def test_memory_of_another_model_cannot_be_assigned(model: CompressiveTransforme
     assert stream.state is before
 
 
-def test_bytes_as_they_are_can_be_read_where_tokens_are_bytes(model: CompressiveTransformer) -> None:
+def test_raw_bytes_are_read_where_tokens_are_bytes(model: CompressiveTransformer) -> None:
     stream = Stream(model, BYTES)
     stream.read(TEXT.encode())
     assert_same_memory(model, stream.memory, read(model, TEXT).memory)
@@ -182,7 +182,7 @@ def test_bytes_as_they_are_can_be_read_where_tokens_are_bytes(model: Compressive
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_scores_are_the_nats_of_the_model_however_the_text_is_cut(model: CompressiveTransformer, seed: int) -> None:
+def test_scores_are_nats_of_the_model_in_any_pieces(model: CompressiveTransformer, seed: int) -> None:
     rng = random.Random(seed)
     borders = [0, *sorted(rng.randint(0, len(TEXT)) for _ in range(seed * 5)), len(TEXT)]
     stream = Stream(model, BYTES)
@@ -196,13 +196,13 @@ def test_scores_are_the_nats_of_the_model_however_the_text_is_cut(model: Compres
     assert Stream(model, BYTES).score("").shape == (0,)
 
 
-def test_what_was_written_has_the_score_of_what_is_read(model: CompressiveTransformer) -> None:
+def test_scores_after_generated_text_are_those_after_reading(model: CompressiveTransformer) -> None:
     written = read(model, TEXT)
-    words = written.write(20, temperature=0)
+    words = written.write(10, temperature=0)
     after = written.score("And then")
     with torch.no_grad():
         tokens = torch.tensor([[BYTES.start, *BYTES.encode(TEXT)]])
-        for _ in range(20):
+        for _ in range(10):
             token = model(tokens).logits[0, -1, :-1].argmax()
             tokens = torch.cat([tokens, token[None, None]], dim=1)
         tokens = torch.cat([tokens, torch.tensor([[*BYTES.encode("And then")]])], dim=1)
@@ -211,14 +211,12 @@ def test_what_was_written_has_the_score_of_what_is_read(model: CompressiveTransf
     assert_close(after, nats)
 
 
-# --- keeping ---
+# --- files ---
 
 
 @pytest.mark.parametrize("read_before", [0, 3, 40, 75])
 @pytest.mark.parametrize("compression", ["conv-overlap", "most-used"])
-def test_a_stream_that_was_kept_goes_on_as_if_it_had_never_stopped(
-    tmp_path: Path, read_before: int, compression: str
-) -> None:
+def test_a_loaded_stream_continues_exactly(tmp_path: Path, read_before: int, compression: str) -> None:
     model = small_model(**{"vocab_size": 257, **MODEL, "compression": compression}).eval()
     stream = Stream(model, BYTES)
     if read_before:
@@ -234,7 +232,7 @@ def test_a_stream_that_was_kept_goes_on_as_if_it_had_never_stopped(
     assert again.write(30, seed=1) == stream.write(30, seed=1)
 
 
-def test_a_stream_is_kept_for_its_model_and_its_tokenizer_only(
+def test_a_stream_is_loaded_with_its_model_and_tokenizer_only(
     tmp_path: Path, model: CompressiveTransformer, stream: Stream
 ) -> None:
     path = tmp_path / "state.safetensors"
@@ -311,7 +309,7 @@ def test_a_damaged_state_is_refused_by_name(
         Stream.load(path, model, BYTES)
 
 
-def test_what_is_no_state_at_all_is_refused_by_name(
+def test_a_file_that_is_no_state_is_refused_by_name(
     tmp_path: Path, model: CompressiveTransformer, stream: Stream
 ) -> None:
     path = tmp_path / "state.safetensors"
@@ -331,14 +329,14 @@ def test_what_is_no_state_at_all_is_refused_by_name(
 # --- writing ---
 
 
-def test_the_same_seed_gives_the_same_text_and_another_seed_another(model: CompressiveTransformer) -> None:
+def test_the_seed_decides_the_text(model: CompressiveTransformer) -> None:
     texts = [read(model, TEXT).write(30, seed=seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     random_texts = {read(model, TEXT).write(30) for _ in range(2)}
     assert len(random_texts) == 2
 
 
-def test_global_random_state_is_neither_read_nor_moved(model: CompressiveTransformer) -> None:
+def test_the_global_rng_state_is_neither_used_nor_changed(model: CompressiveTransformer) -> None:
     torch.manual_seed(0)
     first = read(model, TEXT).write(10, seed=1)
     state = torch.get_rng_state()
@@ -348,27 +346,25 @@ def test_global_random_state_is_neither_read_nor_moved(model: CompressiveTransfo
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    "options", [{"temperature": 0}, {"top_k": 1, "seed": 5}, {"top_p": 1e-9, "seed": 5}, {"temperature": 1e-310}]
-)
-def test_without_chance_each_token_is_the_likeliest(model: CompressiveTransformer, options: dict[str, float]) -> None:
+def test_without_randomness_each_token_is_the_most_likely(model: CompressiveTransformer) -> None:
     tokens = [BYTES.start, *BYTES.encode(TEXT)]
     written: list[int] = []
     for _ in range(12):
         with torch.no_grad():
             logits = model(torch.tensor([[*tokens, *written]])).logits[0, -1]
         written.append(int(logits[:-1].argmax()))
-    assert read(model, TEXT).write(12, **options) == BYTES.decode(written)
+    for options in ({"temperature": 0}, {"top_k": 1, "seed": 5}, {"top_p": 1e-9, "seed": 5}, {"temperature": 1e-310}):
+        assert read(model, TEXT).write(12, **options) == BYTES.decode(written)
 
 
-def test_pieces_joined_are_what_write_gives(model: CompressiveTransformer) -> None:
+def test_iter_text_joined_is_write(model: CompressiveTransformer) -> None:
     options = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "seed": 7}
-    pieces = list(read(model, TEXT).iter_text(40, **options))
-    assert len(pieces) > 10
-    assert "".join(pieces) == read(model, TEXT).write(40, **options)
+    texts = list(read(model, TEXT).iter_text(40, **options))
+    assert len(texts) > 10
+    assert "".join(texts) == read(model, TEXT).write(40, **options)
 
 
-def test_the_start_of_a_document_is_never_written(model: CompressiveTransformer) -> None:
+def test_the_start_of_a_document_is_never_generated(model: CompressiveTransformer) -> None:
     eager = small_model(model.config).eval()
     with torch.no_grad():  # the start is by far the likeliest token, always
         eager.embedding.weight[BYTES.start] = 3.0
@@ -404,7 +400,7 @@ def scripted(model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch) -> 
     "stop",
     ["C", "me", " Ishmael. Z", "ölf", "👩‍👧", "Call me", "l me Q", "line\nby line.", "so on; no", "line", "l", "ll"],
 )
-def test_a_stop_is_left_out_with_all_that_follows(scripted: Stream, stop: str) -> None:
+def test_text_ends_before_a_stop_string(scripted: Stream, stop: str) -> None:
     pieces = list(scripted.iter_text(len(TEXT.encode()), stop=stop))
     assert "".join(pieces) == TEXT.split(stop)[0]
     # It stops as soon as it can know, and the stop has been read.
@@ -413,7 +409,7 @@ def test_a_stop_is_left_out_with_all_that_follows(scripted: Stream, stop: str) -
     assert scripted.memory.seen.tolist() == [1 + len(upto.encode())]
 
 
-def test_a_beginning_of_a_stop_is_given_out_once_it_leads_nowhere(
+def test_an_incomplete_stop_string_is_part_of_the_text(
     model: CompressiveTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = iter(b"aabaaab!aa")
@@ -424,7 +420,7 @@ def test_a_beginning_of_a_stop_is_given_out_once_it_leads_nowhere(
     assert Stream(model, BYTES).write(8, stop="aab") == "aa"
 
 
-def test_a_text_without_the_stop_is_whole(model: CompressiveTransformer) -> None:
+def test_text_without_the_stop_string_is_complete(model: CompressiveTransformer) -> None:
     assert read(model, TEXT).write(30, seed=1, stop="never written") == read(model, TEXT).write(30, seed=1)
 
 
@@ -457,9 +453,7 @@ def draws(count: int = 5000, **options: float) -> Tensor:
         ({"top_p": 0.6, "top_k": 2}, [2]),  # 0.62 of what top_k left
     ],
 )
-def test_tokens_are_drawn_as_often_as_the_distribution_says_and_no_others(
-    options: dict[str, float], allowed: list[int]
-) -> None:
+def test_token_frequencies_are_those_of_the_distribution(options: dict[str, float], allowed: list[int]) -> None:
     kept = torch.full_like(LOGITS, float("-inf"))
     kept[allowed] = LOGITS[allowed]
     expected = torch.softmax(kept / options.get("temperature", 1.0), dim=0)
@@ -469,7 +463,7 @@ def test_tokens_are_drawn_as_often_as_the_distribution_says_and_no_others(
     assert ((found - 5000 * expected).abs() <= 3 * deviation + 1e-9).all(), found.tolist()
 
 
-def test_of_equally_likely_tokens_the_first_stay() -> None:
+def test_top_k_keeps_the_first_of_equally_likely_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     even = torch.zeros(8, dtype=torch.float64)
     found = {sample(even, Sampling(top_k=3), generator) for _ in range(200)}
@@ -506,9 +500,7 @@ def test_options_can_be_a_sampling_keywords_or_both(model: CompressiveTransforme
         ({"stop": ""}, "stop must have at least one character"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_written(
-    stream: Stream, options: dict[str, float], message: str
-) -> None:
+def test_invalid_options_are_refused_before_generation(stream: Stream, options: dict[str, float], message: str) -> None:
     before = stream.memory
     arguments = {"tokens": 5, **options}
     with pytest.raises(CompressiveError, match=message):
@@ -518,7 +510,7 @@ def test_options_that_cannot_be_are_refused_before_anything_is_written(
     assert stream.memory is before
 
 
-def test_text_that_no_file_can_hold_is_refused_and_nothing_is_read(stream: Stream) -> None:
+def test_a_lone_surrogate_is_refused_and_nothing_is_read(stream: Stream) -> None:
     before = stream.memory
     with pytest.raises(CompressiveError, match=r"character 2 \(U\+D800\) is a lone surrogate"):
         stream.read("ab\ud800")
