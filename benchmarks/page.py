@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import summary
 import tables
 from compressive_transformer import CompressiveError
 from compressive_transformer.checkpoint import check_format, read_json
@@ -25,7 +26,8 @@ PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 PLACE = re.compile(r"(<!-- performance: (\S+) -->\n).*?(<!-- end of performance -->)", flags=re.DOTALL)
 
 PARTS = {
-    "summary": tables.summary,
+    "summary": summary.summary,
+    "peers": tables.peers,
     "made": tables.made,
     "goals": tables.goals_met,
     "training": tables.ratios("training"),

@@ -178,8 +178,8 @@ def profile(results: Results, before: Mapping[str, Any] | None) -> str:
     return "\n\n".join(parts)
 
 
-def summary(results: Results) -> str:
-    """The table of the README: how many times as fast as each peer, and how much of its memory."""
+def peers(results: Results) -> str:
+    """Return the speed-up over each other package and the share of its memory, in one table."""
     rows, threads = [], max(entry["threads"] for entry in results["entries"])
     for measure in ("training", "scoring", "decoding", "memory"):
         for entry in entries(results, measure):
@@ -194,11 +194,9 @@ def summary(results: Results) -> str:
             lanes = f", batch {entry['batch']}" if measure == "decoding" else ""
             title = f"{'peak memory, ' if measure == 'memory' else ''}{'training' if measure == 'memory' else measure}"
             rows.append([f"{title} {entry['work']}{lanes}", own, *peers])
-    met = [goal.met for goal in goals(results)]
     where = f"{results['made']['cpu']}, {threads} thread{'s' * (threads > 1)}, commit {results['made']['commit']}"
-    counts = f"{met.count(True)} are met, {met.count(False)} missed and {met.count(None)} not measured"
     short = " A quick run, with too few repetitions to rely on." if results["quick"] else ""
     return (
-        f"{table(['fp32', 'this package', *TITLES.values()], rows)}\n\nHow many times as fast this package is as each "
-        f"of the others; of memory, its share of theirs. {where}. Of {len(met)} goals {counts}.{short}"
+        f"{table(['fp32', 'this package', *TITLES.values()], rows)}\n\nSpeed-up over each package (higher is better); "
+        f"memory as a fraction of theirs (lower is better). {where}.{short}"
     )

@@ -269,7 +269,7 @@ def test_tables_say_what_the_results_say() -> None:
     assert cells(tables.compression(made_up), "S")[-1] == "+25.0 % (+25.0 % to +25.0 %)"
     assert cells(tables.growth(made_up), "4")[1:] == ["4,000 (4,000 to 4,000)", "2.00", "4.00"]
     assert cells(tables.profile(made_up, None), "`aten::mm`")[1:] == ["40.0 %", "7"]
-    assert cells(tables.summary(made_up), "decoding S, batch 8")[1] == "5,333 tokens/s"
+    assert cells(tables.peers(made_up), "decoding S, batch 8")[1] == "5,333 tokens/s"
     assert "ours, bf16: it has none" in tables.made(made_up)
 
 
@@ -286,7 +286,7 @@ def test_pages_hold_every_part_and_say_what_the_committed_results_say() -> None:
 
 
 def test_a_part_that_there_is_not_is_refused() -> None:
-    with pytest.raises(CompressiveError, match=r"^'speed' is no part of the results; parts are summary, made, "):
+    with pytest.raises(CompressiveError, match=r"^'speed' is no part of the results; parts are summary, peers, "):
         page.fill("<!-- performance: speed -->\n<!-- end of performance -->", None)
 
 
