@@ -52,10 +52,10 @@ def _memory_rows() -> list[list[str]]:
             "max pooling, BPTT and states at free scale (as in the paper) are near chance",
         ],
         [
-            f"Predicting books: PG-19 subset as bytes, {compared['documents']} validation books, small models that read "
-            f"{books['conv-overlap']['tokens'] / 1e6:.1f} million bytes, {compared['runs']} seeds",
-            f"**No improvement shown**: {bits['conv-overlap']:.3f} bits per byte against {bits['Transformer-XL']:.3f} of "
-            f"a Transformer-XL of equal width; difference {low} to {high} (95 %); the same with BPE "
+            f"Predicting books: PG-19 subset as bytes, {compared['documents']} validation books, small models "
+            f"that read {books['conv-overlap']['tokens'] / 1e6:.1f} million bytes, {compared['runs']} seeds",
+            f"**No improvement shown**: {bits['conv-overlap']:.3f} bits per byte against {bits['Transformer-XL']:.3f} "
+            f"of a Transformer-XL of equal width; difference {low} to {high} (95 %); the same with BPE "
             f"({bpe_bits['conv-overlap']:.3f} against {bpe_bits['Transformer-XL']:.3f})",
         ],
     ]

@@ -18,7 +18,14 @@ project = "Compressive Transformer"
 html_title = "Compressive Transformer"
 version = release = metadata.version("compressive-transformer")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.linkcode", "sphinx_copybutton", "repository"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.linkcode",
+    "sphinx_copybutton",
+    "repository",
+]
 exclude_patterns = ["**/__pycache__"]
 
 myst_heading_anchors = 4  # links to headings are those that GitHub makes

@@ -1,4 +1,4 @@
-"""What the pages say is so: their Python runs, their commands parse and run, links lead somewhere, pictures are new."""
+"""Pages of the docs: their Python runs, their commands parse and run, links and figures are up to date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ import pytest
 
 from compressive_transformer import COMPRESSIONS, cli
 from compressive_transformer.apps.experiment.plan import read_plan
-from compressive_transformer.attention import relative
 from compressive_transformer.config import ModelConfig, TrainConfig
 from compressive_transformer.config.toml import from_mapping, read_settings
 from compressive_transformer.data import Corpus
@@ -44,7 +43,8 @@ SMALLER_MODEL = {
     "compressed_length=128": "compressed_length=8",
 }
 SMALLER = {
-    "README.md": {
+    "README.md": {"d_model=256": "d_model=16", "n_layers=4": "n_layers=2", ": 128": ": 16"},
+    "quickstart.md": {
         **SMALLER_MODEL,
         "steps=20_000, batch_size=8": "steps=4, batch_size=2, warmup_steps=1, validate_every=2",
         "compressed_length=256": "compressed_length=16",
@@ -65,11 +65,16 @@ SMALLER_PLAN = {
     "seeds = [0, 1, 2]": "seeds = [0]",
     "d_model = 128": "d_model = 16",
     "steps = 2000": "steps = 2",
-    "warmup = 100": "warmup = 1",
+    "warmup_steps = 100": "warmup_steps = 1",
     "validate_every = 250": "validate_every = 2",
 }
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 pytestmark = pytest.mark.usefixtures("cpu")
 
 
@@ -119,14 +124,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("moby-dick.txt", "chapter.txt"):
         (tmp_path / name).write_text(text[:300], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(relative, "relative_attention", relative.relative_attention)
     for name, compression in COMPRESSIONS.items():
         monkeypatch.setitem(COMPRESSIONS, name, compression)
     return tmp_path
 
 
-@each_page
-def test_the_python_of_a_page_runs_in_order_and_prints_what_the_page_says(page: Path, place: Path) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=name_of)
+def test_python_of_a_page_runs_and_prints_what_the_page_says(page: Path, place: Path) -> None:
     known = dict(COMPRESSIONS)
     replaced = dict.fromkeys(SMALLER.get(page.name, {}), False)
     namespace: dict[str, Any] = {}
@@ -147,7 +151,7 @@ def test_the_python_of_a_page_runs_in_order_and_prints_what_the_page_says(page: 
 
 
 @each_page
-def test_every_command_of_a_page_parses(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_a_page_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
 
     def recorded(name: str, command: Callable[..., None]) -> Callable[..., None]:
@@ -169,24 +173,36 @@ def test_every_command_of_a_page_parses(page: Path, monkeypatch: pytest.MonkeyPa
     assert called == [arguments[0] for arguments in commands]
 
 
-def test_a_command_that_does_not_exist_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_option_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["compressive", "evaluate", "run", "data", "--no-such-flag"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
 
 
-def test_the_commands_of_the_readme_run_one_after_another(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], str]:
+    """Runs one command of a page and returns what it prints, which also goes to the file that it names."""
+
+    def call(command: list[str]) -> str:
+        arguments, file = without_file(command)
+        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
+        cli.main()
+        printed = capsys.readouterr().out
+        if file:
+            file.write_text(printed, encoding="utf-8")
+        return printed
+
+    return call
+
+
+def test_commands_of_the_readme_run(place: Path, run: Callable[[list[str]], str]) -> None:
     smaller = [f"{table}.{name}={value}" for table, sizes in SMALLER_SETTINGS.items() for name, value in sizes.items()]
     printed = {}
     for arguments in commands_of(ROOT / "README.md"):
         if arguments[0] == "train":
             arguments = [*arguments, *(part for setting in smaller for part in ("--set", setting))]
-        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
-        cli.main()
-        printed[arguments[0]] = capsys.readouterr().out
+        printed[arguments[0]] = run(arguments)
     assert list(printed) == ["prepare", "train", "evaluate", "generate"]
     assert "documents" in printed["prepare"]
     result = json.loads(printed["evaluate"])
@@ -195,55 +211,37 @@ def test_the_commands_of_the_readme_run_one_after_another(
     assert printed["generate"].strip()
 
 
-def test_the_commands_of_the_evaluation_page_run_one_after_another(
-    place: Path, corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_commands_of_the_evaluation_page_run(
+    place: Path, corpus: Corpus, finished: Path, run: Callable[[list[str]], str]
 ) -> None:
     shutil.copytree(corpus.path, place / "data")
-    for run in ("base", "base-0", "base-1", "xl-0", "xl-1"):
-        shutil.copytree(finished, place / "runs" / run)
-    printed = []
-    for arguments, file in map(without_file, commands_of(ROOT / "docs" / "evaluation.md")):
-        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
-        cli.main()
-        printed.append(capsys.readouterr().out)
-        if file:
-            file.write_text(printed[-1], encoding="utf-8")
+    for name in ("base", "base-0", "base-1", "xl-0", "xl-1"):
+        shutil.copytree(finished, place / "runs" / name)
+    printed = [(command[0], run(command)) for command in commands_of(ROOT / "docs" / "evaluation.md")]
     assert json.loads(Path("part.json").read_text(encoding="utf-8"))["tokens"] == 200
-    assert json.loads(printed[-1])["differences"] == [0, 0]
-    assert all(printed)
+    (_, compared) = [text for name, text in printed if name == "compare"]
+    assert json.loads(compared)["differences"] == [0, 0]
+    assert all(text for _, text in printed)
+    assert all("word perplexity" in text for _, text in printed[-3:])  # as in the paper
 
 
-def test_the_commands_of_the_inspection_page_run_one_after_another(
-    place: Path, corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_commands_of_the_inspection_page_run(
+    place: Path, corpus: Corpus, finished: Path, run: Callable[[list[str]], str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="the page needs the extra `plot`")
     shutil.copytree(corpus.path, place / "data")
-    for run in ("base", "xl"):
-        shutil.copytree(finished, place / "runs" / run)
-    for arguments, file in map(without_file, commands_of(ROOT / "docs" / "inspection.md")):
-        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
-        cli.main()
-        printed = capsys.readouterr().out
-        if file:
-            file.write_text(printed, encoding="utf-8")
-    (run,) = json.loads(Path("report.json").read_text(encoding="utf-8"))["runs"]
-    assert {17, 250} <= {token["token"] for token in run["tokens"]}
+    for name in ("base", "xl"):
+        shutil.copytree(finished, place / "runs" / name)
+    for command in commands_of(ROOT / "docs" / "inspection.md"):
+        run(command)
+    (inspected,) = json.loads(Path("report.json").read_text(encoding="utf-8"))["runs"]
+    assert {17, 250} <= {token["token"] for token in inspected["tokens"]}
     assert Path("report.html").stat().st_size < Path("both.html").stat().st_size
 
 
-def test_the_commands_for_evaluation_as_in_the_paper_run_one_after_another(
-    place: Path, corpus: Corpus, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(corpus.path, place / "data")
-    shutil.copytree(finished, place / "runs" / "base")
-    for arguments in commands_of(ROOT / "docs" / "howto.md"):
-        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
-        cli.main()
-        assert "word perplexity" in capsys.readouterr().out
-
-
-def test_the_commands_of_the_page_of_experiments_run_one_after_another(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow  # four processes
+def test_commands_of_the_page_of_experiments_run(
+    place: Path, run: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     page = ROOT / "docs" / "experiments.md"
@@ -252,17 +250,14 @@ def test_the_commands_of_the_page_of_experiments_run_one_after_another(
         assert sizes in plan
         plan = plan.replace(sizes, smaller)
     (place / "plan.toml").write_text(plan, encoding="utf-8")
-    for arguments in commands_of(page):
-        monkeypatch.setattr(sys, "argv", ["compressive", *arguments])
-        cli.main()
-        printed = capsys.readouterr().out
-    results = json.loads(printed)
+    printed = [run(command) for command in commands_of(page)]
+    results = json.loads(printed[-1])
     assert [entry["seeds"] for entry in results["settings"]] == [[0], [0]]
     assert (place / "runs/memory/results.md").exists()
 
 
-@each_page
-def test_recipes_and_plans_in_a_page_are_valid(page: Path, tmp_path: Path, corpus: Corpus) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if "```toml" in page.read_text("utf-8")], ids=name_of)
+def test_recipes_and_plans_of_a_page_are_valid(page: Path, tmp_path: Path, corpus: Corpus) -> None:
     for language, content in blocks_of(page):
         if language == "toml":
             (tmp_path / "recipe.toml").write_text(content, encoding="utf-8")
@@ -275,7 +270,7 @@ def test_recipes_and_plans_in_a_page_are_valid(page: Path, tmp_path: Path, corpu
 
 
 @each_page
-def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if re.match(r"\w+:", target):
             continue
@@ -289,13 +284,13 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 
 @each_page
-def test_make_targets_that_a_page_names_exist(page: Path) -> None:
+def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     named = re.findall(r"(?:^ *|`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert set(named) <= targets
 
 
-def test_the_training_page_names_every_field_of_a_training_run() -> None:
+def test_the_training_page_names_every_field() -> None:
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     missing = [name for name in TrainConfig.__dataclass_fields__ if f"`{name}`" not in page]
     assert not missing
@@ -315,7 +310,7 @@ def test_a_picture_is_what_its_script_draws_now(name: str, tmp_path: Path) -> No
     assert len(re.findall("<path", drawn)) == len(re.findall("<path", shipped))
 
 
-def test_the_table_of_attention_is_that_of_its_measurements() -> None:
+def test_the_table_of_attention_is_that_of_its_file() -> None:
     benchmark = load_script(ROOT / "benchmarks" / "attention.py")
     benchmark.check_agreement()
     page = benchmark.PAGE.read_text(encoding="utf-8")
