@@ -224,7 +224,7 @@ def test_a_result_says_which_weights_were_scored(model: CompressiveTransformer, 
     with torch.no_grad():
         other.embedding.weight[0, 0] += 1e-3
     found, expected = evaluate(other, split).conditions, evaluate(model, split).conditions
-    assert {name for name in expected if found[name] != expected[name]} == {"parameters_sha256"}
+    assert {name for name in expected if found[name] != expected[name]} == {"weights_sha256"}
 
 
 def test_few_tokens_are_taken_from_few_documents_spread_over_the_split(corpus: Corpus) -> None:

@@ -45,7 +45,7 @@ class Measured(reference.Lane):
         rate = self.rate[layer]
         means = [sum(evicted[at : at + rate]) / rate for at in range(0, len(evicted), rate)]
         if self.c.compressed_scale == "rms":
-            means = [self.match_rms(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
+            means = [self.matched(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
         zeros = [torch.zeros_like(state) for state in new]  # attention over zeros is zero: the error is the target
         for at, states in enumerate((new, means, zeros) if new else ()):
             self.squares[layer, at] += self.reconstruction(layer, evicted, states)

@@ -1,14 +1,16 @@
 """How well a model predicts text: nats, and from them word perplexity and bits per byte.
 
-`run` holds the loop that reads, `result` what comes out, `buckets` says which tokens count together, `dynamic` lets
-the model learn from what it was scored on, `subset` shortens a split, `compare` sets two runs side by side, `recall`
-and `reconstruction` ask what memory holds, `cost` what a config costs.
+- `run` scores a split; `reading` holds the loop that reads it, `result` the scores, `subset` shortens a split
+- `buckets` scores parts of a text, `dynamic` lets the model learn from what it was scored on
+- `compare` sets two models side by side
+- `recall` and `reconstruction` measure what memory holds, `cost` what a config costs
 """
 
 from .buckets import BORDERS, Buckets, ByFrequency, ByPosition
 from .compare import Comparison, compare, compare_runs
 from .cost import Cost, Description, describe
 from .dynamic import dynamic_evaluate
+from .reading import ReadSegment, read_segments, read_split
 from .recall import Recall, recall_accuracy
 from .reconstruction import Reconstruction, measure_reconstruction
 from .result import Evaluation, Score
@@ -24,6 +26,7 @@ __all__ = [
     "Cost",
     "Description",
     "Evaluation",
+    "ReadSegment",
     "Recall",
     "Reconstruction",
     "Score",
@@ -33,6 +36,8 @@ __all__ = [
     "dynamic_evaluate",
     "evaluate",
     "measure_reconstruction",
+    "read_segments",
+    "read_split",
     "recall_accuracy",
     "sweep",
     "truncate_split",

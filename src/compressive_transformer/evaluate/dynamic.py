@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
-from torch import Tensor
 
-from ..data import Split
+from ..data import Segment, Split
 from ..data.lanes import Lanes
 from ..errors import CompressiveError
 from ..model import CompressiveTransformer
 from .buckets import Buckets, Tally
+from .reading import ReadSegment, read_segments
 from .result import Evaluation
 from .run import evaluation_of, score_documents
 
@@ -40,35 +40,48 @@ def dynamic_evaluate(
     """
     if not 0 <= learning_rate < math.inf:
         raise CompressiveError(f"learning_rate ({learning_rate}) must be 0 or more, and finite")
-    lanes = Lanes(split, batch_size=1, length=model.config.segment_length)
+    split.check_token_ids(model.config.vocab_size)
+    learner = _Learner(copy.deepcopy(model), learning_rate)
     tallies = [Tally(buckets, split) for buckets in by]
-    learner = _Descent(copy.deepcopy(model), learning_rate)
-    nats = score_documents(learner.model, split, lanes, tallies=tallies, learner=learner, progress=progress)
+    nats = score_documents(split, learner.read(split), tallies=tallies, progress=progress)
     dynamic = {"optimizer": "SGD", "learning_rate": learning_rate, "restored": "at the beginning of each document"}
     return evaluation_of(model, split, nats, tallies, dynamic=dynamic)
 
 
-class _Descent:
-    """Plain gradient descent of a model's network, and the way back to where it started."""
+class _Learner:
+    """A model that learns from each segment after it was read, and is restored where a document starts."""
 
     def __init__(self, model: CompressiveTransformer, learning_rate: float) -> None:
-        """Takes `model` over."""
-        self.model, self.learning_rate = model, learning_rate
+        """Take `model` over."""
+        self._model, self._learning_rate = model, learning_rate
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".compression." not in name)
-        self.network = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.trained = [parameter.detach().clone() for parameter in self.network]
+        self._network = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trained = [parameter.detach().clone() for parameter in self._network]
 
-    @torch.no_grad()
-    def begin(self) -> None:
-        """Back to the parameters that training gave."""
-        for parameter, trained in zip(self.network, self.trained, strict=True):
-            parameter.copy_(trained)
+    def read(self, split: Split) -> Generator[ReadSegment, None, None]:
+        """Read the documents of a split one after another; learn from each segment once it was yielded."""
+        lanes = Lanes(split, batch_size=1, length=self._model.config.segment_length)
+        for read in read_segments(self._model, self._restored(lanes), with_targets=True, gradient=True):
+            yield read
+            self._descend(read)
 
-    def learn(self, loss: Tensor) -> None:
-        """One step down the gradient of `loss`."""
-        gradients = torch.autograd.grad(loss, self.network, allow_unused=True)
+    def _restored(self, lanes: Lanes) -> Iterator[Segment]:
+        """Yield the segments; before each that starts a document restore the weights that training gave."""
+        for segment in lanes:
+            if bool(segment.starts):
+                with torch.no_grad():
+                    for parameter, trained in zip(self._network, self._trained, strict=True):
+                        parameter.copy_(trained)
+            yield segment
+
+    def _descend(self, read: ReadSegment) -> None:
+        """Take one step down the gradient of the mean nats of a segment."""
+        assert read.output.nats is not None
+        with torch.enable_grad():
+            loss = read.output.nats.sum() / max(read.segment.total_targets, 1)
+        gradients = torch.autograd.grad(loss, self._network, allow_unused=True)
         with torch.no_grad():
-            for parameter, gradient in zip(self.network, gradients, strict=True):
+            for parameter, gradient in zip(self._network, gradients, strict=True):
                 if gradient is not None:
-                    parameter.sub_(gradient, alpha=self.learning_rate)
+                    parameter.sub_(gradient, alpha=self._learning_rate)

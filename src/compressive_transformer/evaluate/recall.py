@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..attention.positions import PositionCache
 from ..config import ModelConfig
 from ..config.toml import to_dict
 from ..data import Split
-from ..data.lanes import Lanes
 from ..errors import CompressiveError
 from ..memory import SlotLayout
 from ..model import CompressiveTransformer
+from .reading import ReadSegment, read_split
 
 RANGES = 4
 """Buckets by distance."""
@@ -116,9 +115,9 @@ def recall_accuracy(model: CompressiveTransformer, split: Split, *, batch_size: 
 
     Raises CompressiveError for a corpus without answers, and for one of another tokenizer than the model's.
     """
-    split.check_token_ids(model.config.vocab_size)
+    reading = read_split(model, split, batch_size=batch_size)
     answers = answers_of(split)
-    right = count_right(answers, _predicted(model, split, batch_size))
+    right = count_right(answers, _predicted(split, reading))
     return _summary(model.config, split, answers, right)
 
 
@@ -180,28 +179,16 @@ def _answers_in(split: Split, ids: NDArray[np.int64]) -> list[Answer]:
     return answers
 
 
-@torch.no_grad()
-def _predicted(model: CompressiveTransformer, split: Split, batch_size: int) -> list[NDArray[np.bool_]]:
-    """Of each document, which of its tokens were the likeliest `[tokens]`."""
+def _predicted(split: Split, reading: Iterable[ReadSegment]) -> list[NDArray[np.bool_]]:
+    """Return for each document which of its tokens were the likeliest `[tokens]`."""
     hits = [np.zeros(document.tokens, dtype=bool) for document in split.documents]
-    lanes = Lanes(split, batch_size=min(batch_size, len(split.documents)), length=model.config.segment_length)
-    device, training = model.embedding.weight.device, model.training
-    model.eval()
-    try:
-        memory, distances = None, PositionCache()
-        for segment in lanes:
-            memory = model.empty_memory(len(segment.starts)) if memory is None else memory.reset(segment.starts)
-            firsts = memory.seen.tolist()
-            output = model(segment.tokens.to(device), memory, segment.lengths, position_cache=distances)
-            likeliest = output.logits.argmax(-1).cpu().numpy()
-            reading = zip(segment.documents.tolist(), firsts, segment.lengths.tolist(), likeliest, strict=True)
-            for number, first, length, tokens in reading:
-                if length:
-                    stop = first + length
-                    hits[number][first:stop] = tokens[:length] == split.read(number, first, stop)
-            memory = output.memory
-    finally:
-        model.train(training)
+    for segment, memory, output in reading:
+        likeliest = output.logits.argmax(-1).cpu().numpy()
+        lanes = zip(segment.documents.tolist(), memory.seen.tolist(), segment.lengths.tolist(), likeliest, strict=True)
+        for document, first, length, tokens in lanes:
+            if length:
+                stop = first + length
+                hits[document][first:stop] = tokens[:length] == split.read(document, first, stop)
     return hits
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from ..attention import Projected
 from ..compression import attention_reconstruction, match_rms
 from ..data import Split
-from ..data.lanes import Lanes, Segment
-from ..memory import Memory, SlotLayout, new_groups
+from ..memory import SlotLayout, new_groups
 from ..model import CompressiveTransformer
+from .reading import read_split
 
 Commits = dict[int, tuple[Projected, Tensor, Tensor]]
 """By layer, the projections, evicted groups and compressed states of its commit."""
@@ -49,26 +49,13 @@ def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch
 
     Raises CompressiveError where the split was made with another tokenizer than the model's.
     """
-    split.check_token_ids(model.config.vocab_size)
-    batch_size, training = min(batch_size, len(split.documents)), model.training
-    memory = model.empty_memory(batch_size)
     totals = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
-    model.eval()
-    try:
-        for segment in Lanes(split, batch_size=batch_size, length=model.config.segment_length):
-            memory, sums = _read(model, segment, memory.reset(segment.starts))
-            totals += sums
-    finally:
-        model.train(training)
-    return Reconstruction.of(totals)
-
-
-@torch.no_grad()
-def _read(model: CompressiveTransformer, segment: Segment, memory: Memory) -> tuple[Memory, Tensor]:
-    """The next memory, and the squares of the commits on the way to it."""
     with watched_commits(model) as commits:
-        after = model(segment.tokens.to(model.embedding.weight.device), memory, segment.lengths).memory
-    return after, squares_of_commits(model, commits, before=memory.seen, after=after.seen)
+        for _, memory, output in read_split(model, split, batch_size=batch_size):
+            with torch.no_grad():
+                totals += squares_of_commits(model, commits, before=memory.seen, after=output.memory.seen)
+            commits.clear()
+    return Reconstruction.of(totals)
 
 
 def squares_of_commits(model: CompressiveTransformer, commits: Commits, *, before: Tensor, after: Tensor) -> Tensor:

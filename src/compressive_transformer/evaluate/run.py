@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from importlib.metadata import version
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..attention.positions import PositionCache
+from ..checkpoint import digest
 from ..config import PerLayer
 from ..config.toml import to_dict
 from ..data import Split
-from ..data.lanes import Lanes
-from ..errors import CompressiveError
 from ..model import CompressiveTransformer, with_lengths
 from .buckets import Buckets, Tally
+from .reading import ReadSegment, read_split
 from .result import Evaluation, Score
 
 
@@ -45,13 +43,9 @@ def evaluate(
     Raises CompressiveError where the split was made with another tokenizer than the model's, and where `batch_size` is
     less than the number of processes.
     """
-    if batch_size < world:
-        raise CompressiveError(f"batch_size ({batch_size}) must be at least the number of processes ({world})")
-    # More lanes than documents would only be idle.
-    share = min(batch_size, len(split.documents) + world - 1) // world
-    lanes = Lanes(split, batch_size=share * world, length=model.config.segment_length, rank=rank, world=world)
+    reading = read_split(model, split, batch_size=batch_size, rank=rank, world=world, with_targets=True)
     tallies = [Tally(buckets, split) for buckets in by]
-    nats = score_documents(model, split, lanes, tallies=tallies, progress=progress)
+    nats = score_documents(split, reading, tallies=tallies, progress=progress)
     if world > 1:
         for sums in (nats, *(tally.sums for tally in tallies)):
             total = sums.to(model.embedding.weight.device)
@@ -81,51 +75,22 @@ def sweep(
     return [evaluate(changed, split, batch_size=batch_size, progress=progress) for changed in models]
 
 
-class Learner(Protocol):
-    """What changes a model while it is scored."""
-
-    def begin(self) -> None:
-        """A document begins."""
-
-    def learn(self, loss: Tensor) -> None:
-        """Take in a segment that was scored, by its mean nats a token."""
-
-
 def score_documents(
-    model: CompressiveTransformer,
     split: Split,
-    lanes: Lanes,
+    reading: Generator[ReadSegment, None, None],
     *,
     tallies: Sequence[Tally] = (),
-    learner: Learner | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Nats of each document `[documents]`, 0 for those that other processes read; also counted into `tallies`.
-
-    With a `learner` each segment is scored first and learnt from then, which makes sense for a single lane. The
-    model is left in the mode in which it came.
-    """
-    split.check_token_ids(model.config.vocab_size)
+    """Return the nats of each document `[documents]`, 0 for those that other processes read; add them to `tallies`."""
     nats = torch.zeros(len(split.documents), dtype=torch.float64)
-    device = model.embedding.weight.device
-    memory = None
-    distances = PositionCache() if learner is None else None  # what learns changes what projects them
-    with _scoring(model):
-        for segment in lanes:
-            memory = model.empty_memory(len(segment.starts)) if memory is None else memory.reset(segment.starts)
-            if learner is not None and bool(segment.starts.any()):
-                learner.begin()
-            with torch.set_grad_enabled(learner is not None):
-                tokens, targets = segment.tokens.to(device), segment.targets.to(device)
-                output = model(tokens, memory, segment.lengths, targets, position_cache=distances)
-                loss = output.nats.sum() / max(segment.total_targets, 1)
-            scored, reading = output.nats.detach().cpu(), segment.documents >= 0
-            nats.index_add_(0, segment.documents[reading], scored.sum(1)[reading])
+    with contextlib.closing(reading):  # restores the mode of the model when `progress` raises
+        for segment, memory, output in reading:
+            assert output.nats is not None
+            scored, busy = output.nats.detach().cpu(), segment.documents >= 0
+            nats.index_add_(0, segment.documents[busy], scored.sum(1)[busy])
             for tally in tallies:
                 tally.add(segment, memory.seen, scored)
-            if learner is not None:
-                learner.learn(loss)
-            memory = output.memory.detach()
             if progress is not None:
                 progress(segment.total_targets)
     return nats
@@ -153,7 +118,7 @@ def evaluation_of(
         "benchmark": _standing(split),
         "averaging": "sums over all documents: exp(nats / words), nats / ln 2 / bytes",
         "model": to_dict(model.config),
-        "parameters_sha256": _fingerprint(model),
+        "weights_sha256": digest(model.state_dict()),
         "precision": str(model.embedding.weight.dtype).removeprefix("torch."),
         "device": model.embedding.weight.device.type,
         "versions": {
@@ -183,23 +148,3 @@ def _standing(split: Split) -> str | None:
         if split.benchmark
         else None
     )
-
-
-@contextlib.contextmanager
-def _scoring(model: CompressiveTransformer) -> Iterator[None]:
-    """Nothing is dropped inside; the mode is set back afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
-def _fingerprint(model: CompressiveTransformer) -> str:
-    """sha256 of all parameters with their names: says which weights were scored."""
-    digest = hashlib.sha256()
-    for name, parameter in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(parameter.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

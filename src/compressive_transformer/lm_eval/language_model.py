@@ -11,9 +11,10 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from torch import Tensor
 
-from ..attention.positions import PositionCache
 from ..checkpoint import load
+from ..data import Segment
 from ..errors import CompressiveError
+from ..evaluate import read_segments
 from ..generate.stream import Stream
 from ..model.embedding import IGNORE_INDEX, token_nats
 
@@ -39,7 +40,6 @@ class CompressiveLM(LM):  # type: ignore[misc]
         self.batch_size = int(batch_size)
         self.model, self.tokenizer = load(run)
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._distances = PositionCache()
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Of each continuation after its context: ln p, and whether it is the likeliest token by token."""
@@ -84,31 +84,47 @@ class CompressiveLM(LM):  # type: ignore[misc]
         return torch.cat([torch.tensor([self.tokenizer.start]), torch.as_tensor(ids, dtype=torch.int64)])
 
     def _scores(self, rows: Sequence[tuple[Tensor, int]], *, greedy: bool) -> list[tuple[float, bool]]:
-        """Of each row of ids: ln p of those from place `first` of the text on, and whether they are the likeliest."""
-        order = sorted(range(len(rows)), key=lambda row: -len(rows[row][0]))
-        found: dict[int, tuple[float, bool]] = {}
-        for at in range(0, len(order), self.batch_size):
-            batch_size = order[at : at + self.batch_size]
-            found |= dict(zip(batch_size, self._batch_scores([rows[row] for row in batch_size], greedy), strict=True))
-        return [found[row] for row in range(len(rows))]
-
-    @torch.no_grad()
-    def _batch_scores(self, rows: Sequence[tuple[Tensor, int]], greedy: bool) -> Iterator[tuple[float, bool]]:
-        segment, device = self.model.config.segment_length, self.model.embedding.weight.device
-        lengths = torch.tensor([len(ids) - 1 for ids, _ in rows])
-        tokens, targets = (torch.full((len(rows), max(1, int(lengths.max()))), value) for value in (0, IGNORE_INDEX))
-        for row, (ids, first) in enumerate(rows):
-            tokens[row, : len(ids) - 1] = ids[:-1]
-            targets[row, first : len(ids) - 1] = ids[first + 1 :]
-        memory = self.model.empty_memory(len(rows))
+        """Return for each row of ids ln p of those from place `first` of the text, and True if all are likeliest."""
         nats, likeliest = torch.zeros(len(rows), dtype=torch.float64), torch.ones(len(rows), dtype=torch.bool)
-        for first in range(0, tokens.shape[1], segment):
-            part = slice(first, first + segment)
-            read, wanted = tokens[:, part].to(device), targets[:, part].to(device)
-            own = (lengths - first).clamp(0, read.shape[1])
-            output = self.model(read, memory, own, None if greedy else wanted, position_cache=self._distances)
-            memory = output.memory
-            nats += (token_nats(output.logits, wanted) if greedy else output.nats).sum(1).cpu()
+        for segment, _, output in read_segments(self.model, self._segments(rows), with_targets=not greedy):
+            busy = segment.documents >= 0
+            documents = segment.documents[busy]
+            lost = output.nats
             if greedy:
-                likeliest &= ((output.logits.argmax(-1) == wanted) | (wanted == IGNORE_INDEX)).all(1).cpu()
-        return zip((-nats).tolist(), likeliest.tolist(), strict=True)
+                targets = segment.targets.to(output.logits.device)
+                lost = token_nats(output.logits, targets)
+                right = ((output.logits.argmax(-1) == targets) | (targets == IGNORE_INDEX)).all(1).cpu()
+                likeliest[documents] &= right[busy]
+            assert lost is not None
+            nats[documents] += lost.sum(1).cpu()[busy]
+        return list(zip((-nats).tolist(), likeliest.tolist(), strict=True))
+
+    def _segments(self, rows: Sequence[tuple[Tensor, int]]) -> Iterator[Segment]:
+        """Yield the segments of all rows, `batch_size` of them side by side, the longest first.
+
+        The last lanes are empty where there are fewer rows.
+        """
+        order = sorted(range(len(rows)), key=lambda row: -len(rows[row][0]))
+        for start in range(0, len(order), self.batch_size):
+            yield from self._batch_segments(rows, order[start : start + self.batch_size])
+
+    def _batch_segments(self, rows: Sequence[tuple[Tensor, int]], numbers: list[int]) -> Iterator[Segment]:
+        lanes, length = min(self.batch_size, len(rows)), self.model.config.segment_length
+        documents = torch.full((lanes,), -1)
+        documents[: len(numbers)] = torch.tensor(numbers)
+        lengths = torch.zeros(lanes, dtype=torch.int64)
+        lengths[: len(numbers)] = torch.tensor([len(rows[number][0]) - 1 for number in numbers])
+        tokens, targets = (torch.full((lanes, max(1, int(lengths.max()))), fill) for fill in (0, IGNORE_INDEX))
+        for lane, number in enumerate(numbers):
+            ids, first = rows[number]
+            tokens[lane, : len(ids) - 1] = ids[:-1]
+            targets[lane, first : len(ids) - 1] = ids[first + 1 :]
+        for first, (inputs, wanted) in enumerate(zip(tokens.split(length, 1), targets.split(length, 1), strict=True)):
+            yield Segment(
+                tokens=inputs,
+                targets=wanted,
+                starts=torch.full((lanes,), first == 0),
+                lengths=(lengths - first * length).clamp(0, inputs.shape[1]),
+                documents=documents,
+                total_targets=int((wanted != IGNORE_INDEX).sum()),
+            )

@@ -65,6 +65,14 @@ def test_a_continuation_is_scored_after_its_context_whatever_stands_beside_it(ba
     assert likeliest
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_texts_of_any_lengths_are_scored_as_a_stream_does(batch_size: int, finished: Path) -> None:
+    language_model, run = CompressiveLM(str(finished), batch_size=batch_size, device="cpu"), load(finished)
+    texts = ["A ship", "The sea was calm and blue. " * 4, "e", "", "It was a long way to the shore."]
+    scores = language_model.loglikelihood_rolling([asked(text) for text in texts])
+    assert scores == pytest.approx([-float(Stream(*run).score(text).sum()) for text in texts], abs=1e-4)
+
+
 def test_text_ends_before_the_first_of_the_texts_that_end_it(finished: Path) -> None:
     language_model, stream = CompressiveLM(str(finished), device="cpu"), Stream(*load(finished))
     stream.read("A ship")
