@@ -23,9 +23,9 @@ from torch import Tensor
 
 from compressive_transformer.apps.experiment import run_experiment
 from compressive_transformer.apps.experiment.plan import Run, read_plan
-from compressive_transformer.apps.experiment.report import summarise
-from compressive_transformer.apps.experiment.running import RESULT, check_same, finish, result_of, steps_done
-from compressive_transformer.apps.experiment.watching import Watch
+from compressive_transformer.apps.experiment.report import summarize
+from compressive_transformer.apps.experiment.run_progress import RunProgress
+from compressive_transformer.apps.experiment.running import RESULT, check_unchanged, finish, result_of, steps_done
 from compressive_transformer.apps.experiment.workers import alone_in
 from compressive_transformer.checkpoint import load, read_json
 from compressive_transformer.cli import main
@@ -198,8 +198,8 @@ def test_progress_counts_every_segment_that_a_step_reads(corpus: Corpus, tmp_pat
     settings = {"one": {}, "three": {"model": {"compression_loss": "bptt"}, "train": {"bptt_segments": 3}}}
     one, three = runs_of(plan_with(settings=settings, baseline="one", seeds=[0]), corpus)
     lane = TRAIN["steps"] * MODEL["segment_length"]
-    assert Watch([one], tmp_path).total == lane * TRAIN["batch_size"]
-    assert Watch([three], tmp_path).total == 3 * lane * TRAIN["batch_size"]
+    assert RunProgress([one], tmp_path).total == lane * TRAIN["batch_size"]
+    assert RunProgress([three], tmp_path).total == 3 * lane * TRAIN["batch_size"]
 
 
 # --- all runs ---
@@ -255,14 +255,14 @@ def test_results_hold_means_deviations_and_the_paired_comparison(corpus: Corpus,
 
 def test_unfinished_runs_are_named_and_compared_where_both_sides_exist(corpus: Corpus, copied: Path) -> None:
     shutil.rmtree(copied / "runs/mean-c-3/seed-1")
-    results = summarise(read_plan(PLAN, corpus), corpus, copied, processes=1, failed={})
+    results = summarize(read_plan(PLAN, corpus), corpus, copied, processes=1, failed={})
     assert results.to_dict()["missing"] == ["mean, c = 3, seed 1"]
     assert str(results).splitlines()[3].startswith("| mean, c = 3 | 1 of 2 | ")
     assert results.to_dict()["settings"][1]["against_baseline"]["runs"] == 1
     assert "3 of 4 runs are finished" in results.page()
 
 
-def test_runs_in_processes_of_their_own_are_those_of_this_one_and_one_that_fails_stops_no_other(
+def test_a_failed_run_stops_no_other_and_processes_change_no_result(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -282,7 +282,7 @@ def test_runs_in_processes_of_their_own_are_those_of_this_one_and_one_that_fails
     assert "Traceback" in log.read_text()
     printed = capsys.readouterr().err.splitlines()
     assert any(line.startswith("broken, seed 1: failed: RuntimeError: no such kernel; ") for line in printed)
-    assert any(line.startswith("median, seed 1: finished; 1 of 2 runs, ") for line in printed)
+    assert any(line.startswith("median, seed 1: finished; ") and line.endswith("; 1 of 2 runs") for line in printed)
 
     run = runs_of(plan, corpus)[1]
     finish(run, corpus, tmp_path / "here")
@@ -392,10 +392,10 @@ def test_a_folder_of_something_else_is_left_alone(corpus: Corpus, finished: Path
         (
             {"train": {**TRAIN, "learning_rate": 0.5}},
             r"train\.learning_rate was 0\.01 when Transformer-XL, seed 0 ran and is 0\.5 in the plan now; set it back, "
-            r"choose another folder, or remove \S+runs/Transformer-XL/seed-0 to do it anew",
+            r"choose another folder, or remove \S+runs/Transformer-XL/seed-0 to run it again",
         ),
         ({"model": {**MODEL, "d_model": 32}}, r"model\.d_model was 16 when Transformer-XL, seed 0 ran and is 32"),
-        ({"evaluate": {"split": "validation"}}, r"evaluate\.split was 'test' .* remove \S+/seed-0/result\.json to do"),
+        ({"evaluate": {"split": "validation"}}, r"evaluate\.split was 'test' .* remove \S+/seed-0/result\.json to run"),
     ],
 )
 def test_a_run_never_stands_for_one_of_other_settings(
@@ -426,17 +426,17 @@ def test_a_run_of_an_earlier_version_counts_with_newer_settings_at_their_default
         for run in runs:
             if interrupted:
                 (copied / run.path / RESULT).unlink()
-            check_same(run, corpus, copied)
+            check_unchanged(run, corpus, copied)
     changed = runs_of(plan_with(train={**TRAIN, "optimizer": "muon"}), corpus)
     with pytest.raises(CompressiveError, match=r"train\.optimizer was 'adamw' when"):
-        check_same(changed[0], corpus, copied)
+        check_unchanged(changed[0], corpus, copied)
 
 
 def test_a_run_never_stands_for_one_on_another_corpus(copied: Path, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books")
     (books / "train/11.txt").write_text("Another text", encoding="utf-8")
     other = prepare(books, tmp_path / "data")
-    with pytest.raises(CompressiveError, match=r"seed-0: Transformer-XL, seed 0 ran on another corpus than \S+; give"):
+    with pytest.raises(CompressiveError, match=r"seed-0: Transformer-XL, seed 0 ran on another corpus than \S+; use"):
         run_experiment(PLAN, other, copied)
 
 

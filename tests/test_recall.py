@@ -17,7 +17,7 @@ import torch
 
 import compressive_transformer
 from compressive_transformer.apps.experiment.plan import read_plan
-from compressive_transformer.apps.experiment.report import summarise
+from compressive_transformer.apps.experiment.report import summarize
 from compressive_transformer.apps.experiment.running import finish
 from compressive_transformer.checkpoint import read_json
 from compressive_transformer.cli import main
@@ -393,7 +393,7 @@ def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None
     plan = read_plan(PLAN, data)
     for run in plan.runs():
         finish(run, data, tmp_path / "out")
-    results = summarise(plan, data, tmp_path / "out", processes=1, failed={})
+    results = summarize(plan, data, tmp_path / "out", processes=1, failed={})
     table = results.to_dict()
     short, long = (entry["measures"]["accuracy"]["values"] for entry in table["settings"])
     against = table["settings"][1]["against_baseline"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compressive_transformer.apps.experiment.plan import read_plan
-from compressive_transformer.apps.experiment.report import Results, summarise
+from compressive_transformer.apps.experiment.report import Results, summarize
 from compressive_transformer.apps.experiment.running import finish
 from compressive_transformer.data import Corpus
 from compressive_transformer.errors import CompressiveError
@@ -67,7 +67,7 @@ def content(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     checked = read_plan(plan, corpus)
     for run in checked.runs():
         finish(run, corpus, out)
-    return summarise(checked, corpus, out, processes=1, failed={}).to_dict()
+    return summarize(checked, corpus, out, processes=1, failed={}).to_dict()
 
 
 def write(folder: Path, content: Any) -> Path:

@@ -1,4 +1,4 @@
-"""The demonstration: a Compressive Transformer and a Transformer-XL of equal attention width, on real books."""
+"""Demo: a Compressive Transformer and a Transformer-XL of equal attention width, trained on real books."""
 
 from __future__ import annotations
 
@@ -51,14 +51,19 @@ MODELS = {"compressive": COMPRESSIVE, "transformer-xl": TRANSFORMER_XL}
 
 
 def run_demo(out: Path) -> None:
-    """Prepare the sample, train both models on the same tokens, score them, write a passage; about five minutes.
+    """Prepare the sample books, train both models on the same tokens, score them and generate text; five minutes.
 
     The models are trained side by side, one core each: models as small as these gain little from a second one.
-    What is in `out` already is taken up where it stands.
+
+    Args:
+        out: Folder for the corpus, the runs and the scores. An interrupted demo resumes from what it holds.
+
+    Raises:
+        CompressiveError: A training failed.
     """
     corpus = _corpus(out / "data")
     tokens = TRAINING.steps * TRAINING.batch_size * COMPRESSIVE.segment_length
-    _say(f"Training both models on the same {tokens:,} tokens, side by side; what follows is of the compressive one")
+    _say(f"Training both models on the same {tokens:,} tokens, side by side. Progress of the compressive model:")
     spawned = multiprocessing.get_context("spawn")
     workers = {name: spawned.Process(target=_train_and_score, args=(name, out)) for name in MODELS}
     for worker in workers.values():
@@ -67,12 +72,13 @@ def run_demo(out: Path) -> None:
         worker.join()
     for name, worker in workers.items():
         if worker.exitcode:
-            raise CompressiveError(f"training {name} failed; {out / name}.log may say why")
+            log = "its output is above" if name == "compressive" else f"see {out / name}.log"
+            raise CompressiveError(f"training of {name} failed; {log}")
     print(_comparison({name: read_json(out / f"{name}.json") for name in MODELS}))
     print(_passage(out / "compressive", corpus))
     print(
-        f"\nEverything is in {out}: data/ (the corpus), compressive/ and transformer-xl/ (the runs), and the two "
-        f"scores, book by book.\nTry:  compressive generate {out / 'compressive'} --tokens 200\n"
+        f"\nResults are in {out}: data/ (the corpus), compressive/ and transformer-xl/ (the runs), and a score file "
+        f"for each.\nTry:  compressive generate {out / 'compressive'} --tokens 200\n"
         f"      compressive evaluate {out / 'compressive'} {out / 'data'} --compressed-length 128"
     )
 
@@ -80,13 +86,13 @@ def run_demo(out: Path) -> None:
 def _corpus(folder: Path) -> Corpus:
     if folder.is_dir():
         return open_corpus(folder)
-    _say("Preparing the sample: 12 books of PG-19, byte-level BPE trained on 8 of them")
+    _say("Preparing the sample: 12 books of PG-19; training a byte-level BPE tokenizer on 8 of them")
     with resources.as_file(resources.files(__package__) / "sample") as sample:
         return prepare(str(sample), folder, tokenizer="bpe", vocab_size=COMPRESSIVE.vocab_size)
 
 
 def _train_and_score(name: str, out: Path) -> None:
-    """One model's part, in a process of its own."""
+    """Train and score one model, in its own process."""
     torch.set_num_threads(1)
     log = sys.stderr if name == "compressive" else (out / f"{name}.log").open("w", encoding="utf-8")
     with contextlib.redirect_stderr(log):
@@ -100,7 +106,7 @@ def _train_and_score(name: str, out: Path) -> None:
 
 def _comparison(results: dict[str, dict[str, Any]]) -> str:
     lines = [
-        "\nTwo held-out books, both models trained on the same tokens with equal attention width:\n",
+        "\nScores on two held-out books. Both models saw the same tokens and have equal attention width:\n",
         f"{'':<16}{'memory':>18}{'width':>7}{'range':>8}{'bits per byte':>15}{'word perplexity':>17}",
     ]
     for name, result in results.items():
@@ -111,8 +117,8 @@ def _comparison(results: dict[str, dict[str, Any]]) -> str:
             f"{result['bits_per_byte']:>15.4f}{result['word_perplexity']:>17.1f}"
         )
     lines.append(
-        "\nmemory: recent slots + compressed slots × tokens in each; width: states a token attends to at most;\n"
-        "range: tokens that can reach a prediction. A demonstration on one seed, not evidence."
+        "\nmemory: recent slots + compressed slots × tokens per slot; width: states that a token attends to;\n"
+        "range: tokens that can reach a prediction. One seed: a demo, not evidence."
     )
     return "\n".join(lines)
 
@@ -124,8 +130,8 @@ def _passage(run: Path, corpus: Corpus) -> str:
     stream.read(opening)
     written = stream.write(120, temperature=0.7, seed=1)
     return (
-        f"\nAfter reading the first {PROMPT_CHARACTERS} characters of {corpus.test.documents[0].title!r}, "
-        f"the compressive model goes on:\n\n… {opening[-200:].strip()} ▶ {written}"
+        f"\nThe compressive model continues {corpus.test.documents[0].title!r} after its first "
+        f"{PROMPT_CHARACTERS} characters (▶ marks where it starts):\n\n… {opening[-200:].strip()} ▶ {written}"
     )
 
 

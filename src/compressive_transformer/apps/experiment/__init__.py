@@ -1,7 +1,7 @@
-"""Experiments: settings times seeds, each trained and scored, and a table of what came out.
+"""Experiments: settings times seeds, each trained and scored, and a table of results with intervals.
 
-`plan` says what is to be run, `tasks` how it is scored; `running` does one run, `workers` all of them side by side;
-`report` and `drawing` sum up.
+`plan` reads and checks the plan, `tasks` are the ways to score a model; `running` does one run, `workers` all of them
+side by side; `report` and `drawing` sum up.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from ...data import Corpus
 from ...errors import CompressiveError
 from .plan import Run, read_plan
-from .report import MARKDOWN, Results, summarise
-from .running import check_same, result_of
-from .watching import Watch
+from .report import MARKDOWN, Results, summarize
+from .run_progress import RunProgress
+from .running import check_unchanged, result_of
 from .workers import alone_in, default_processes, finish_all, log_of
 
 __all__ = ["Results", "run_experiment"]
@@ -28,16 +28,25 @@ __all__ = ["Results", "run_experiment"]
 def run_experiment(
     plan: str | Path | Mapping[str, Any], corpus: Corpus, out: str | Path, *, processes: int | None = None
 ) -> Results:
-    """Train and score each setting of a plan with each of its seeds, several side by side, and sum up.
+    """Train and score each setting of a plan with each of its seeds, several side by side.
 
-    `plan` is a TOML file, or a mapping of the same form. The folder `out` gets the runs, results.json, results.md
-    and, with matplotlib, pictures; results so far are there after each run. What is finished in `out` is not done
-    again, and what was interrupted goes on from its last checkpoint. `processes` run side by side, one thread each:
-    without it one on each GPU, or on each core where there is none. They are new Python processes, so a script must
-    call this under `if __name__ == "__main__":`.
+    What is finished in `out` is not done again, and an interrupted training resumes from its last checkpoint. Runs are
+    new Python processes with one thread each, so a script must call this under `if __name__ == "__main__":`.
 
-    Raises CompressiveError, before anything is run, where the plan is wrong or another than that of runs in `out`;
-    and at the end, where runs failed.
+    Args:
+        plan: A TOML file, or a mapping of the same form: `seeds`, `baseline`, the tables `model`, `train`, `evaluate`,
+            and in `settings` what each setting changes.
+        corpus: The corpus to train and score on.
+        out: Folder for the runs, results.json, results.md and, with matplotlib, pictures. Results so far are written
+            after each run.
+        processes: Runs side by side; by default one for each GPU, or for each core where there is none.
+
+    Returns:
+        The finished runs, summed up with intervals.
+
+    Raises:
+        CompressiveError: The plan is wrong, or differs from that of runs in `out` (before anything runs); or runs
+            failed (after all others are finished).
     """
     out, count = Path(out), default_processes() if processes is None else processes
     _check_place(count)
@@ -45,22 +54,22 @@ def run_experiment(
     with alone_in(out):
         runs = list(checked.runs())
         for run in runs:
-            check_same(run, corpus, out)
+            check_unchanged(run, corpus, out)
         failed: dict[str, str] = {}
 
         def results() -> Results:
-            return summarise(checked, corpus, out, processes=count, failed=failed)
+            return summarize(checked, corpus, out, processes=count, failed=failed)
 
-        with Watch(runs, out) as watch:
+        with RunProgress(runs, out) as progress:
 
             def ended(run: Run, reason: str | None) -> None:
                 if reason is not None:
                     failed[run.name] = f"{reason} (see {log_of(run, out)})"
-                watch.ended(run, reason)
+                progress.ended(run, reason)
                 results().write(out)
 
             waiting = [run for run in runs if result_of(run, out) is None]
-            finish_all(waiting, corpus.path, out, processes=count, look=watch.look, ended=ended)
+            finish_all(waiting, corpus.path, out, processes=count, look=progress.update, ended=ended)
         summed = results()
         summed.write(out, _pictures(summed, out))
     if failed:
@@ -79,15 +88,15 @@ def _check_place(processes: int) -> None:
         raise CompressiveError("an experiment starts its own processes; run it without torchrun, with processes = N")
     if multiprocessing.parent_process() is not None:
         raise CompressiveError(
-            "an experiment was begun by one of its own processes, which read the script anew; "
+            "an experiment was started by one of its worker processes, which import the script; "
             'put the call of run_experiment under `if __name__ == "__main__":`'
         )
 
 
 def _pictures(results: Results, out: Path) -> list[str]:
-    """The names of the pictures that were drawn."""
+    """Draw pictures where matplotlib is installed, and return their names."""
     if find_spec("matplotlib") is None:
-        print("no pictures: matplotlib is missing; pip install 'compressive-transformer[plot]'", file=sys.stderr)
+        print("no pictures without matplotlib: pip install 'compressive-transformer[plot]'", file=sys.stderr)
         return []
     from .drawing import draw  # takes a second, and an optional library
 

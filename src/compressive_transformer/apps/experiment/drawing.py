@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 from ...files import atomic_file
 from .tasks import TASKS
 
-COLOURS = ("#1f6f8b", "#b3661a", "#7a5195", "#3d8b4f", "#b5394e", "#8a7a2b", "#4c566a", "#2f9c95", "#c26bb0", "#6b4226")
+COLORS = ("#1f6f8b", "#b3661a", "#7a5195", "#3d8b4f", "#b5394e", "#8a7a2b", "#4c566a", "#2f9c95", "#c26bb0", "#6b4226")
 INK, FAINT = "#222222", "#8a8a8a"
 STYLE: Any = {
     "font.size": 11,
@@ -30,7 +30,7 @@ STYLE: Any = {
 
 
 def draw(content: Mapping[str, Any], out: Path) -> list[str]:
-    """Draw what `Results.table` holds into the folder `out`; gives the names of the files, the same bytes each time."""
+    """Draw the content of `Results` into the folder `out`, byte for byte the same each time; return the file names."""
     names = []
     with matplotlib.rc_context(STYLE):
         if any(run["training"]["validations"] for run in content["runs"]):
@@ -47,7 +47,7 @@ def _save(figure: Figure, path: Path) -> str:
 
 
 def _curves(content: Mapping[str, Any]) -> Figure:
-    """Bits per byte at each validation over tokens, and what they are less the baseline's of the same seed."""
+    """Draw bits per byte at each validation over tokens, and the difference to the baseline of the same seed."""
     figure = Figure(figsize=(8.5, 7), layout="constrained")
     bits, differences = figure.subplots(2, 1, sharex=True)
     baseline = _validations(content, content["baseline"])
@@ -65,11 +65,11 @@ def _curves(content: Mapping[str, Any]) -> Figure:
 
 
 Curve = dict[int, tuple[int, float]]
-"""Tokens and bits per byte at each step that validates."""
+"""Tokens and bits per byte by step of validation."""
 
 
 def _validations(content: Mapping[str, Any], setting: str) -> dict[int, Curve]:
-    """The curve of each seed; NaN where a score was not finite."""
+    """Return the curve of each seed; NaN where a score was not finite."""
     return {
         run["seed"]: {
             at["step"]: (at["tokens"], math.nan if at["bits_per_byte"] is None else at["bits_per_byte"])
@@ -85,28 +85,28 @@ def _less(curve: Curve, other: Curve) -> Curve:
 
 
 def _draw_lines(axes: Axes, number: int, label: str, curves: Sequence[Curve]) -> None:
-    """A thin line for each seed, and their mean."""
+    """Draw a thin line for each seed, and their mean."""
     if not curves or not curves[0]:
         return
     for curve in curves:
-        axes.plot(*zip(*curve.values(), strict=True), color=_colour(number), linewidth=0.7, alpha=0.5)
+        axes.plot(*zip(*curve.values(), strict=True), color=_color(number), linewidth=0.7, alpha=0.5)
     # Runs of one setting validate at the same steps; padding lets their tokens differ a little.
     mean = [[fmean(side) for side in zip(*at, strict=True)] for at in zip(*(c.values() for c in curves), strict=True)]
-    style = "-" if number < len(COLOURS) else "--"
-    axes.plot(*zip(*mean, strict=True), style, color=_colour(number), linewidth=2.2, label=label)
+    style = "-" if number < len(COLORS) else "--"
+    axes.plot(*zip(*mean, strict=True), style, color=_color(number), linewidth=2.2, label=label)
 
 
 def _settings(content: Mapping[str, Any]) -> Figure:
-    """The score of each setting, seed by seed, and its difference to the baseline with the 95 % interval."""
+    """Draw the score of each setting, seed by seed, and its difference to the baseline with the 95 % interval."""
     entries, measure = content["settings"], TASKS[content["task"]].measures[0]
     figure = Figure(figsize=(10, 1.6 + 0.42 * len(entries)), layout="constrained")
     scores, differences = figure.subplots(1, 2, sharey=True)
     for number, entry in enumerate(entries):
         values = entry["measures"][measure.key]
         known = [value for value in values["values"] if value is not None]
-        scores.plot(known, [number] * len(known), "o", color=_colour(number), alpha=0.45, markersize=6)
+        scores.plot(known, [number] * len(known), "o", color=_color(number), alpha=0.45, markersize=6)
         if values["mean"] is not None:
-            scores.plot(values["mean"], number, "|", color=_colour(number), markersize=20, markeredgewidth=2.5)
+            scores.plot(values["mean"], number, "|", color=_color(number), markersize=20, markeredgewidth=2.5)
         _draw_difference(differences, number, entry["against_baseline"])
     scores.set_yticks(range(len(entries)), [entry["setting"] for entry in entries])
     scores.set_ylim(len(entries) - 0.4, -0.6)
@@ -125,14 +125,14 @@ def _draw_difference(axes: Axes, number: int, against: Mapping[str, Any] | None)
     if against is None:
         return
     value = against["difference"]
-    axes.barh(number, value, height=0.55, color=_colour(number), alpha=0.75)
+    axes.barh(number, value, height=0.55, color=_color(number), alpha=0.75)
     if (interval := _interval(against)) is not None:
         low, high = interval
         axes.errorbar(value, number, xerr=[[value - low], [high - value]], color=INK, capsize=4, linewidth=1.4)
 
 
 def _interval(against: Mapping[str, Any]) -> Sequence[float] | None:
-    """Over seeds where there are several, else over documents."""
+    """Return the interval over seeds if there are several, else over documents."""
     chosen: Sequence[float] | None = against["difference_over_runs"] or against["difference_over_documents"]
     return chosen
 
@@ -142,5 +142,5 @@ def _interval_name(entries: Sequence[Mapping[str, Any]]) -> str:
     return "and its 95 % interval over " + ("seeds" if several else "documents")
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]

@@ -1,4 +1,4 @@
-"""The plan of an experiment: settings times seeds, all of it built and checked before anything runs."""
+"""Plan of an experiment: settings times seeds, built and checked before anything runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FIELDS = ("seeds", "baseline", *TABLES, "settings")
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """How each trained model is scored.
+    """Options of scoring a trained model.
 
     Raises CompressiveError that names the field, its value and the valid range.
     """
 
     task: Literal["text", "recall"] = "text"
-    """What is measured: "text", the prediction of the split's documents, as `evaluate` does; "recall", the share of
-    right answers, as `recall_accuracy` does."""
+    """Measure: "text" is `evaluate` on the documents of the split, "recall" the share of right answers of
+    `recall_accuracy`."""
     split: Literal["train", "validation", "test"] = "validation"
     """The split of the corpus that is scored."""
     tokens: int = 0
@@ -49,22 +49,22 @@ class EvaluateConfig:
 
     @property
     def lengths(self) -> dict[str, PerLayer]:
-        """What `with_lengths` is to change."""
+        """Arguments of `with_lengths`."""
         given = {"memory_length": self.memory_length, "compressed_length": self.compressed_length}
         return {name: length for name, length in given.items() if length is not None}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: what is trained and scored, with each of the seeds."""
+    """One row of the table: a model, trained and scored with each of the seeds."""
 
     name: str
     model: ModelConfig
     train: TrainConfig
-    """With any seed: the plan's seeds take its place."""
+    """Its seed is replaced by those of the plan."""
     evaluate: EvaluateConfig
     parameters: int
-    """Numbers that the model learns."""
+    """Number of parameters."""
 
     @property
     def evaluated(self) -> ModelConfig:
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def folder(self) -> str:
-        """The name as part of a path: other signs than letters, digits, dot and dash become a dash."""
+        """Name as part of a path: characters other than letters, digits, dot and dash become a dash."""
         return re.sub(r"[^\w.]+", "-", self.name).strip("-.")
 
 
@@ -86,21 +86,21 @@ class Run:
 
     @property
     def train(self) -> TrainConfig:
-        """The setting's, with this seed."""
+        """Training options of the setting, with this seed."""
         return replace(self.setting.train, seed=self.seed)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name in messages."""
         return f"{self.setting.name}, seed {self.seed}"
 
     @property
     def path(self) -> Path:
-        """Its folder within that of the experiment."""
+        """Folder of the run within that of the experiment."""
         return Path("runs", self.setting.folder, f"seed-{self.seed}")
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """All its configs as plain values."""
+        """Return all configs as plain values."""
         return {
             "model": to_dict(self.setting.model),
             "train": to_dict(self.train),
@@ -110,28 +110,28 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings times seeds, and the setting that the others are compared with."""
+    """Settings times seeds, and the setting that all others are compared with."""
 
     file: str | None
-    """Where it was read from; None for a plan that was no file."""
+    """Path of the file; None for a mapping."""
     tables: Mapping[str, Any]
-    """What the file says."""
+    """Content of the file."""
     seeds: tuple[int, ...]
     baseline: str
     settings: tuple[Setting, ...]
 
     def runs(self) -> Iterator[Run]:
-        """All runs, seed by seed, so that a table of the finished ones is soon complete for some seeds."""
+        """Yield all runs, seed by seed, so that the table is soon complete for some seeds."""
         for seed in self.seeds:
             for setting in self.settings:
                 yield Run(setting, seed)
 
 
 def read_plan(source: str | Path | Mapping[str, Any], corpus: Corpus) -> Plan:
-    """The plan in a TOML file, or in a mapping of the same form, for a corpus.
+    """Read a plan from a TOML file, or from a mapping of the same form, for a corpus.
 
-    Every setting's configs are built and checked, and its model is built without memory for its parameters.
-    Raises CompressiveError for the first thing that is wrong.
+    The configs of every setting are checked, and its model is built on the meta device.
+    Raises CompressiveError for the first mistake.
     """
     where = "the plan" if isinstance(source, Mapping) else str(source)
     tables = source if isinstance(source, Mapping) else read_toml(Path(source))
@@ -200,7 +200,7 @@ def _setting(name: str, own: Any, base: Mapping[str, Any], corpus: Corpus, where
 
 
 def _count_parameters(config: ModelConfig, evaluate: EvaluateConfig, where: str) -> int:
-    """Builds the model on the meta device, which takes neither time nor memory but finds what cannot be built."""
+    """Count the parameters of a model on the meta device: without memory, it finds models that cannot be built."""
     try:
         with torch.device("meta"):
             model = CompressiveTransformer(config)

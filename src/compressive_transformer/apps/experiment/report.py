@@ -1,4 +1,4 @@
-"""What an experiment found: a table over seeds, in Markdown and as JSON with all that is needed to repeat it."""
+"""Results of an experiment: a table over seeds, in Markdown, and as JSON with all that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ COMMAND = ("compressive", "experiment")
 NOTHING = "–"
 NOTES = """\
 Mean ± standard deviation over seeds. Differences are the setting's {measure} − the baseline's, paired by seed; the
-interval over seeds (Student's t) says what other seeds may give, that over documents (bootstrap) what other documents
-may give these very weights. Width: states that a token attends to. Range: tokens that can reach a prediction; both of
+interval over seeds (Student's t) is for other seeds, that over documents (bootstrap) for other documents and the same
+weights. Width: states that a token attends to. Range: tokens that can reach a prediction; both of
 training → of evaluation where that has other lengths of memory. Speed: the median of each training, mean over seeds,
 with {processes} trainings side by side, one thread each."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """The finished runs of an experiment, summed up."""
+    """Finished runs of an experiment, summed up over seeds.
+
+    `print(results)` shows the table in Markdown.
+    """
 
     content: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON: settings, runs with scores and curves, how to repeat it."""
+        """Return everything as plain values for JSON: settings, runs with scores and curves, and how to repeat it."""
         return dict(self.content)
 
     def __str__(self) -> str:
-        """The table, in Markdown."""
+        """Return the table, in Markdown."""
         content = self.content
         task, count = TASKS[content["task"]], len(content["seeds"])
         titles = ["setting", "seeds", *(measure.title for measure in task.measures)]
@@ -49,7 +52,7 @@ class Results:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
     def page(self, pictures: Sequence[str] = ()) -> str:
-        """The table with what it means and how to get it again, in Markdown."""
+        """Return the table with notes and the command that repeats it, in Markdown."""
         content = self.content
         measure = TASKS[content["task"]].measures[0].title
         done, total = len(content["runs"]), len(content["runs"]) + len(content["missing"])
@@ -69,18 +72,18 @@ class Results:
         return "\n\n".join(parts) + "\n"
 
     def write(self, out: Path, pictures: Sequence[str] = ()) -> None:
-        """Write results.json and results.md, each whole or not at all."""
+        """Write results.json and results.md, each atomically."""
         write_json(out / JSON, self.to_dict())
         with atomic_file(out / MARKDOWN) as temporary:
             temporary.write_text(self.page(pictures), encoding="utf-8")
 
 
-def summarise(plan: Plan, corpus: Corpus, out: Path, *, processes: int, failed: Mapping[str, str]) -> Results:
-    """The results of the runs that are finished in `out`; `failed` says why others are not."""
+def summarize(plan: Plan, corpus: Corpus, out: Path, *, processes: int, failed: Mapping[str, str]) -> Results:
+    """Return the results of the finished runs in `out`; `failed` holds the reason for each failed run."""
     runs = {run.path: result for run in plan.runs() if (result := result_of(run, out))}
 
     def by_seed(setting: Setting) -> dict[int, dict[str, Any]]:
-        """The finished runs of a setting."""
+        """Return the finished runs of a setting."""
         paths = {seed: Run(setting, seed).path for seed in plan.seeds}
         return {seed: runs[path] for seed, path in paths.items() if path in runs}
 
@@ -111,7 +114,7 @@ def summarise(plan: Plan, corpus: Corpus, out: Path, *, processes: int, failed: 
 def _summary(
     setting: Setting, runs: Mapping[int, Mapping[str, Any]], baseline: Mapping[int, Mapping[str, Any]], task: Task
 ) -> dict[str, Any]:
-    """One setting over the seeds that are finished."""
+    """Sum up one setting over its finished seeds."""
     identity = Run(setting, 0).tables()
     identity["train"].pop("seed")
     configs = setting.model, setting.evaluated
@@ -133,7 +136,7 @@ def _summary(
 
 
 def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and standard deviation (n − 1) over seeds; None where they do not exist."""
+    """Return mean and standard deviation (n − 1) over seeds; None where they do not exist."""
     known = [value for value in values if value is not None]
     exists = bool(known) and len(known) == len(values)
     return {
@@ -146,7 +149,7 @@ def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
 def _against(
     runs: Mapping[int, Mapping[str, Any]], baseline: Mapping[int, Mapping[str, Any]], task: Task
 ) -> dict[str, Any] | None:
-    """The comparison with the baseline over the seeds that both have; None where there is nothing to compare."""
+    """Compare with the baseline over the seeds that both have; None if there are none."""
     shared = [seed for seed in runs if seed in baseline]
     sides = [[side[seed]["score"] for seed in shared] for side in (baseline, runs)]
     known = all(score[task.measures[0].key] is not None for side in sides for score in side)

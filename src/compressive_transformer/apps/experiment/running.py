@@ -1,4 +1,4 @@
-"""One run of an experiment: train, score, and keep what the report needs."""
+"""One run of an experiment: train, score, and store the numbers that the report needs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CURVE_POINTS = 100
 
 
 def finish(run: Run, corpus: Corpus, out: Path) -> None:
-    """Train and score what is not done yet of a run of the experiment in `out`; its folder gets result.json.
+    """Train and score a run of the experiment in `out`, as far as that is not done yet; its folder gets result.json.
 
-    An interrupted training goes on from its last checkpoint. What is scored is what `load` gives: the weights that
-    were best at validation, or those of the last step where the training does not validate.
+    An interrupted training resumes from its last checkpoint. The scored weights are those that `load` returns: the best
+    at validation, or those of the last step where the training does not validate.
     """
     folder, setting, config = out / run.path, run.setting, run.setting.evaluate
     resume = _interrupted(folder)
@@ -63,7 +63,7 @@ def finish(run: Run, corpus: Corpus, out: Path) -> None:
 
 
 def result_of(run: Run, out: Path) -> dict[str, Any] | None:
-    """What `finish` wrote; None for a run that is not finished."""
+    """Return the result that `finish` wrote; None for a run that is not finished."""
     file = out / run.path / RESULT
     if not file.exists():
         return None
@@ -72,8 +72,8 @@ def result_of(run: Run, out: Path) -> dict[str, Any] | None:
     return result
 
 
-def check_same(run: Run, corpus: Corpus, out: Path) -> None:
-    """Raise CompressiveError where the run in `out`, finished or interrupted, is another than the plan's is now."""
+def check_unchanged(run: Run, corpus: Corpus, out: Path) -> None:
+    """Raise CompressiveError if the run in `out`, finished or interrupted, differs from the run of the plan."""
     folder = out / run.path
     result = result_of(run, out)
     if result is None and not _interrupted(folder):
@@ -82,7 +82,7 @@ def check_same(run: Run, corpus: Corpus, out: Path) -> None:
     stored = result or ResumePoint.find(folder).state()
     if stored["corpus"] != corpus.fingerprint:
         raise CompressiveError(
-            f"{folder}: {run.name} ran on another corpus than {corpus.path}; give that one, or choose another folder"
+            f"{folder}: {run.name} ran on another corpus than {corpus.path}; use that one, or choose another folder"
         )
     configs = {"model": run.setting.model, "train": run.train, "evaluate": run.setting.evaluate}
     for part, now in run.tables().items():
@@ -92,12 +92,12 @@ def check_same(run: Run, corpus: Corpus, out: Path) -> None:
                 raise CompressiveError(
                     f"{folder}: {part}.{name} was {before.get(name)!r} when {run.name} ran and is {now.get(name)!r} in "
                     "the plan now; set it back, choose another folder, or remove "
-                    f"{folder / RESULT if part == 'evaluate' else folder} to do it anew"
+                    f"{folder / RESULT if part == 'evaluate' else folder} to run it again"
                 )
 
 
 def steps_done(run: Run, out: Path) -> int:
-    """How far the training has come, as the end of its log says."""
+    """Return the step of the training, from the end of its log."""
     try:
         with (out / run.path / "log.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 65_536))
@@ -113,12 +113,12 @@ def steps_done(run: Run, out: Path) -> int:
 
 
 def _interrupted(folder: Path) -> bool:
-    """Whether a training began there and left a checkpoint."""
+    """Return True if a training began there and left a checkpoint."""
     return bool(ResumePoint.find_all(folder))
 
 
 def _training(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Tokens learned from, seconds and speed, and the curves, thinned."""
+    """Return tokens, seconds and speed of a training, and its curves, thinned."""
     steps = [entry for entry in log if "loss" in entry]
     at, tokens = [0, *(entry["step"] for entry in steps)], [0, *(entry["tokens"] for entry in steps)]
     speeds = [entry["tokens_per_second"] for entry in steps]
@@ -145,13 +145,13 @@ def _training(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _thinned(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most `CURVE_POINTS` of the entries, evenly spread, the last one included."""
+    """Return at most `CURVE_POINTS` of the entries, evenly spread, with the last one."""
     count = min(len(entries), CURVE_POINTS)
     return [entries[len(entries) * (number + 1) // count - 1] for number in range(count)]
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can hold it, which has no number that is not finite: None in its place."""
+    """Return the value with None in place of numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def _commit() -> str | None:
-    """The commit that the current folder is a checkout of, marked where files differ from it."""
+    """Return the git commit of the current folder, marked where files differ from it."""
     call = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=, changed"]
     try:
         return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()

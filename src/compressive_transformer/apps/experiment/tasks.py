@@ -1,4 +1,4 @@
-"""What a trained model can be scored by: the columns of the table, and how two settings are compared."""
+"""Ways to score a trained model: the columns of the table, and the comparison of two settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ...model import CompressiveTransformer
 from .plan import EvaluateConfig
 
 Table = Mapping[str, Any]
-"""The score of one run as plain values, ready for JSON."""
+"""Score of one run as plain values."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number in a score that the table shows."""
+    """Number in a score that the table shows."""
 
     key: str
     title: str
@@ -32,12 +32,12 @@ class Measure:
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of score."""
+    """One way to score a model."""
 
     score: Callable[[CompressiveTransformer, Tokenizer, Split, EvaluateConfig], dict[str, Any]]
-    """The score of a trained model; it holds a number, or None, for each measure."""
+    """Scores a trained model; the result holds a number, or None, for each measure."""
     measures: tuple[Measure, ...]
-    """The columns of the table; the first is the one that settings are compared by."""
+    """Columns of the table; settings are compared by the first."""
     compare: Callable[[Sequence[Table], Sequence[Table]], dict[str, Any]]
     """Scores of the baseline and of a setting, seed by seed -> `difference` (setting − baseline) with its 95 %
     intervals `difference_over_runs` and `difference_over_documents`, each a pair or None."""
@@ -60,8 +60,8 @@ def _part(tokenizer: Tokenizer, split: Split, config: EvaluateConfig) -> Split:
 
 
 def _compare_recall(baseline: Sequence[Table], setting: Sequence[Table]) -> dict[str, Any]:
-    """Accuracies, setting − baseline: more is better. All scores are of the same documents."""
-    differences = [own["accuracy"] - other["accuracy"] for other, own in zip(baseline, setting, strict=True)]
+    """Compare accuracies, setting − baseline: more is better. All scores are of the same documents."""
+    differences = [ours["accuracy"] - other["accuracy"] for other, ours in zip(baseline, setting, strict=True)]
     right = np.array([[[d["right"] for d in score["documents"]] for score in side] for side in (baseline, setting)])
     answers = np.array([document["answers"] for document in baseline[0]["documents"]], np.float64)
     drawn = resampled(np.stack([(right[1] - right[0]).mean(0), answers])) if len(answers) > 1 else None

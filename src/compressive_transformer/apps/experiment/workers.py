@@ -1,4 +1,4 @@
-"""Runs side by side: a process of one thread for each, and a log in place of its screen."""
+"""Runs side by side: each in a process with one thread, whose output goes to a log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ import torch
 
 from ...compression import COMPRESSIONS
 from ...data import open_corpus
+from ...data.pool import available_cores
 from ...errors import CompressiveError
+from ...files import locked
 from .plan import Run
 from .running import finish
 
@@ -32,35 +34,25 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 @contextlib.contextmanager
 def alone_in(out: Path) -> Iterator[None]:
-    """Holds the folder of an experiment, which is made where there is none; the system lets go when we end.
+    """Create the folder of an experiment if need be, and lock it.
 
-    Raises CompressiveError where another process holds it, and for a folder of something else.
+    Raises CompressiveError if another process holds the lock, and for a folder of something else.
     """
-    import fcntl  # not on every system
-
     lock = out / LOCK
     if out.exists() and not lock.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CompressiveError(f"{out}: exists already and is not an experiment's folder; choose another")
     out.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CompressiveError(
-                f"{out}: another process runs an experiment there; wait for its end, or choose another folder"
-            ) from None
+    with locked(lock, f"{out}: another process runs an experiment there; wait for its end, or choose another folder"):
         yield
 
 
 def default_processes() -> int:
-    """One for each GPU where there are any, else one for each core that we may use."""
-    if torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of GPUs where there are any, else the number of cores that this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else available_cores()
 
 
 def log_of(run: Run, out: Path) -> Path:
-    """What the process of a run prints, beside the run's folder."""
+    """Return the file that the output of a run goes to, beside its folder."""
     return (out / run.path).with_suffix(".log")
 
 
@@ -75,8 +67,8 @@ def finish_all(
 ) -> None:
     """Finish the runs in their order, `processes` of them side by side, each with one thread.
 
-    `look` is called now and then with the runs at work, `ended` for each that has ended, with the reason where it
-    failed. On an interrupt all processes are ended before it goes on.
+    `look` is called every second with the runs at work, `ended` for each run that has ended, with the reason where it
+    failed. On an interrupt all processes are terminated first.
     """
     waiting = deque((run, Registered.of(run.setting.model.compression)) for run in runs)
     places = list(range(processes))
@@ -104,8 +96,8 @@ def _start(run: Run, compression: Registered, corpus: Path, out: Path, place: in
     log.parent.mkdir(parents=True, exist_ok=True)
     spawned = multiprocessing.get_context("spawn")
     process = spawned.Process(target=_work, args=(run, compression, corpus, out, log, place), daemon=True)
-    # Ctrl-C on a terminal goes to all processes of the group. We alone take it, and end the others: the mask is
-    # handed down. The tracker would lift it when it starts.
+    # Ctrl-C on a terminal goes to all processes of the group. Only this one takes it and terminates the others, which
+    # inherit the mask. The resource tracker would lift it when it starts.
     ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -116,11 +108,11 @@ def _start(run: Run, compression: Registered, corpus: Path, out: Path, place: in
 
 
 def _work(run: Run, compression: Registered, corpus: Path, out: Path, log: Path, place: int) -> None:
-    """What the process of a run does."""
+    """Do the work of one process."""
     with log.open("a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # as an exception: it tidies up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # as an exception: it cleans up
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if torch.cuda.is_available():
@@ -134,7 +126,7 @@ def _work(run: Run, compression: Registered, corpus: Path, out: Path, log: Path,
 
 @dataclass(frozen=True)
 class Registered:
-    """Where a compression function comes from: a new process has not registered a user's own."""
+    """Origin of a compression function: a new process has not registered a user's class."""
 
     name: str
     module: str
@@ -143,17 +135,17 @@ class Registered:
 
     @classmethod
     def of(cls, name: str) -> Registered:
-        """Of the function registered here. Raises CompressiveError for a class that is defined inside a function."""
+        """Return the origin of a registered function. Raises CompressiveError for a class defined inside a function."""
         kind = COMPRESSIONS[name]
         if "<locals>" in kind.__qualname__:
             raise CompressiveError(
                 f"compression {name!r}: {kind.__qualname__} is defined inside a function, where other processes cannot "
-                "find it; define it at the top level of a module"
+                "import it; define it at the top level of a module"
             )
         return cls(name, kind.__module__, getattr(sys.modules[kind.__module__], "__file__", None), kind.__qualname__)
 
     def register(self) -> None:
-        """Register it here, where it is not."""
+        """Register the class in this process, if it is not."""
         if self.name not in COMPRESSIONS:
             COMPRESSIONS[self.name] = getattr(self._imported(), self.attribute)
 
@@ -163,7 +155,7 @@ class Registered:
         except ModuleNotFoundError:
             if self.file is None:
                 raise
-        # A single file that was run, in a folder that modules are not looked for in.
+        # A script, in a folder that is not on the module path.
         spec = importlib.util.spec_from_file_location(self.module, self.file)
         assert spec is not None
         assert spec.loader is not None
@@ -181,7 +173,7 @@ def _end_with_parent() -> None:
 
 
 def _reason(code: int, log: Path) -> str | None:
-    """Why a process failed; None where it did not."""
+    """Return why a process failed; None if it did not."""
     if code <= 0:
         return f"ended by {signal.Signals(-code).name}" if code else None
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
