@@ -248,6 +248,10 @@ def test_a_stream_is_loaded_with_its_model_and_tokenizer_only(
     earlier = {name: value for name, value in json.loads(metadata["config"]).items() if name != "adaptive_factor"}
     save_file(load_file(path), path, {**metadata, "config": json.dumps(earlier)})  # of a release without that field
     Stream.load(path, model, BYTES)
+    for config in ("", "{", "[]", "5", "null", '{"d_model": []}'):
+        save_file(load_file(path), path, {**metadata, "config": config})
+        with pytest.raises(CompressiveError, match="not a stream of this model: its config differs"):
+            Stream.load(path, model, BYTES)
     bpe = train_bpe(["abc"], 257)
     Stream(model, bpe).save(path)
     assert Stream.load(path, model, bpe).memory.seen.tolist() == [0]

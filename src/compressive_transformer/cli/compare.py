@@ -29,7 +29,7 @@ def compare(
     Args:
         first: Output of `compressive evaluate --json` for the first model.
         second: Output of `compressive evaluate --json` for the second model.
-        pair: Another pair of outputs, of another training seed of the same two models; may be repeated.
+        pair: Another pair of outputs, of another training seed of the same two models.
         resamples: Number of bootstrap resamples of the documents.
         seed: Random seed of the resamples.
         json: Print everything as JSON.

@@ -28,7 +28,7 @@ def describe(
 
     Args:
         config: TOML file with the table [model], or the folder of a run.
-        settings: Override a field of the model, for example --set model.memory_length=[0,0,64,128]; may be repeated.
+        settings: Override a field of the model, for example --set model.memory_length=[0,0,64,128].
         json: Print everything as JSON.
     """
     tables = {"model": to_dict(load_config(config)) if config.is_dir() else read_settings(config)["model"]}

@@ -9,10 +9,11 @@ import tyro
 from tyro.conf import Positional
 
 from ..data import prepare as prepare_corpus
+from ..data.sources import SOURCES
 
 
 def prepare(
-    source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")],
+    source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE", help=f"{SOURCES}.")],
     out: Annotated[Positional[Path], tyro.conf.arg(metavar="OUT")],
     /,
     tokenizer: str | None = None,
@@ -26,12 +27,7 @@ def prepare(
     Text must be UTF-8; CRLF is read as LF. After an interruption, run the same command again to resume.
 
     Args:
-        source: A folder of .txt files, one document each, with or without sub-folders train/, validation/ and test/;
-            a .jsonl or .parquet file, or a folder of them; text and JSON lines may be compressed (.gz, or .zst with
-            the extra `data`); hf:NAME or hf:NAME:CONFIG, a Hugging Face dataset (extra `data`); enwik8:FILE, the file
-            or its .zip; wikitext:FOLDER with wiki.train.tokens and so on; audio:FOLDER of .wav files;
-            recall:MIN-MAX, synthetic documents with keys that repeat after MIN to MAX tokens; or
-            passkey:SOURCE:MIN-MAX, another source with such keys hidden in its text.
+        source: One of `data.sources.SOURCES`, which is the help text.
         out: Folder of the corpus, which must not exist.
         tokenizer: "bytes", the default for text; "bpe", byte-level BPE trained on the training documents; or the path
             of a Hugging Face tokenizer (tokenizer.json or its folder) or of a SentencePiece .model (extra `data`).

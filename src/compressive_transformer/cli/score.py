@@ -25,10 +25,10 @@ def score(
     state: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Score lines of standard input as they arrive, without end, each given all lines before it: tail -F app.log |
-    compressive score RUN
+    """Score lines of standard input as they arrive, each given all lines before it.
 
-    Prints bits, bits per byte and the line; at the end, a summary with the speed on stderr.
+    Prints bits, bits per byte and the line, and at the end a summary with the speed on stderr. Example: tail -F app.log
+    | compressive score RUN
 
     Args:
         run: Run from `compressive train`.

@@ -38,7 +38,7 @@ def train(
             where they are documented; each has a default, and vocab_size comes from the corpus.
         data: Corpus from `compressive prepare`.
         run: Folder of the run, which must not exist; with --resume, an existing run.
-        settings: Override a field of the config, for example --set model.compression=mean; may be repeated.
+        settings: Override a field of the config, for example --set model.compression=mean.
         resume: Resume the run exactly: from its latest checkpoint (latest), or from the checkpoint of a step, for
             example if a later one is damaged. if-any starts a new run if there is no checkpoint yet, for jobs that are
             restarted with the same command, as by torchrun --max-restarts.

@@ -49,10 +49,7 @@ class Sampling:
         It has its random generator: two samplers with the same seed draw the same tokens from the same logits.
         """
         generator = torch.Generator()
-        if self.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(self.seed)
+        generator.manual_seed(generator.seed() if self.seed is None else self.seed)
 
         def draw(logits: Tensor) -> int:
             logits = logits.to("cpu", torch.float64, copy=True)
@@ -63,9 +60,6 @@ class Sampling:
 
     def until_stop(self, texts: Iterator[str]) -> Iterator[str]:
         """Yield texts as they come, up to the first stop string."""
-        if not self.stop:
-            yield from texts
-            return
         matcher = StopMatcher(self.stop)
         for text in texts:
             if ready := matcher(text):
@@ -95,18 +89,15 @@ class StopMatcher:
             self.found, ready, self._held = True, self._held[: min(places)], ""
             return ready
         longest = min(max(map(len, self._stops), default=0) - 1, len(self._held))
-        held = next((size for size in range(longest, 0, -1) if self._may_begin(size)), 0)
-        cut = len(self._held) - held
-        ready, self._held = self._held[:cut], self._held[cut:]
+        rests = (self._held[-size:] for size in range(longest, 0, -1))
+        rest = next((rest for rest in rests if any(stop.startswith(rest) for stop in self._stops)), "")
+        ready, self._held = self._held.removesuffix(rest), rest
         return ready
 
     def flush(self) -> str:
         """Return the text that is held back, because nothing follows."""
         rest, self._held = self._held, ""
         return rest
-
-    def _may_begin(self, size: int) -> bool:
-        return any(stop.startswith(self._held[-size:]) for stop in self._stops)
 
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -122,9 +113,3 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
     before = probabilities.cumsum(0) - probabilities
     probabilities[before >= sampling.top_p * probabilities.sum()] = 0
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
-
-
-def check_tokens(tokens: int) -> None:
-    """Raise CompressiveError unless there is something to generate."""
-    if tokens < 1:
-        raise CompressiveError(f"tokens ({tokens}) must be 1 or more")

@@ -18,7 +18,7 @@ from ..model import CompressiveTransformer, evaluation_mode
 from ..model.embedding import token_nats
 from .decoder import CachedDecoder
 from .packed import Precision, check_precision
-from .sampling import DEFAULT_SAMPLING, Sampling, check_tokens
+from .sampling import DEFAULT_SAMPLING, Sampling
 from .stream_state import StreamState, fingerprint
 
 
@@ -142,7 +142,8 @@ class Stream:
     def iter_text(self, tokens: int, sampling: Sampling = DEFAULT_SAMPLING, **options: Any) -> Iterator[str]:
         """Return an iterator over the text of `write`, as it is generated. It takes and raises the same."""
         sampling = replace(sampling, **options)
-        check_tokens(tokens)
+        if tokens < 1:
+            raise CompressiveError(f"tokens ({tokens}) must be 1 or more")
         return sampling.until_stop(self._iter_text(tokens, sampling))
 
     def save(self, path: str | Path) -> None:

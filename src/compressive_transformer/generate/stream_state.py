@@ -124,7 +124,7 @@ def _require_same(
 ) -> None:
     """Raise CompressiveError unless the file belongs to this model."""
     config = metadata.get("config", "")
-    with contextlib.suppress(ValueError, TypeError, RecursionError):  # what is not a config differs
+    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):  # what is not a config differs
         config = json.dumps(with_defaults(model.config, json.loads(config)), sort_keys=True)
     for name, value in model_id.items():
         if {**metadata, "config": config}.get(name) != value:
