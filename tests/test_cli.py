@@ -574,13 +574,13 @@ def test_generate_refuses(
         (b"", [], "book.txt: empty; expected a text to read"),
         (b"text", ["--token", 4], "token (4) must lie in 0 .. 3"),
         (b"text", ["--spread", -1], "spread (-1) must be 0 or more"),
-        (b"text", ["--borders", 3], "--borders divide words by frequency: give a corpus with --data too"),
+        (b"text", ["--borders", 3], "--borders needs a corpus that counts words: add --data CORPUS"),
         (b"text", ["--data", "nowhere"], "nowhere"),
         (b"text", ["--against", "nowhere"], "nowhere: no such folder; expected a run"),
-        (b"text", ["--against", "sound"], "sound is a model of sound, and there is no text to show"),
+        (b"text", ["--against", "sound"], "sound is a model of sound; choose a model of text"),
         (b"caf\xe9", ["--against", "bpe"], "book.txt: not UTF-8 at byte 3; convert it first, or inspect a model"),
         (b"text", ["--out", "."], ". is a folder: give the page a name, such as report.html"),
-        (b"text", ["--out", "nowhere/report.html"], "the folder nowhere does not exist; make it first"),
+        (b"text", ["--out", "nowhere/report.html"], "the folder nowhere does not exist; create it first"),
     ],
 )
 def test_inspect_refuses(

@@ -82,7 +82,7 @@ class Watched(reference.Lane):
         self.usage[layer] += usage
         rate = self.rate[layer]
         means = [sum(evicted[at : at + rate]) / rate for at in range(0, len(evicted), rate)]
-        means = [self.match_rms(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
+        means = [self.matched(mean, evicted[g * rate : (g + 1) * rate]) for g, mean in enumerate(means)]
         zeros = [torch.zeros_like(state) for state in new]
         for at, states in enumerate((new, means, zeros) if new else ()):
             self.squares[layer, at] += self.reconstruction(layer, evicted, states)
@@ -298,7 +298,7 @@ def test_buckets_by_frequency_are_those_of_an_evaluation(corpus: Corpus) -> None
 
 def test_texts_that_differ_are_refused() -> None:
     one, other = (inspect_text(tiny_model(), ByteTokenizer(), text) for text in ("one text", "another"))
-    with pytest.raises(CompressiveError, match="do not read the same text, since the tokenizer of one loses some"):
+    with pytest.raises(CompressiveError, match="do not read the same text, since one tokenizer is lossy"):
         InspectionReport(one, other)
 
 
@@ -329,7 +329,7 @@ def test_a_model_whose_numbers_are_not_finite_is_refused() -> None:
     model = tiny_model()
     with torch.no_grad():
         model.embedding.weight[ord(TEXT[9])] = torch.nan
-    with pytest.raises(CompressiveError, match=r"gives token \d of the text no finite probability; its weights may be"):
+    with pytest.raises(CompressiveError, match=r"probability of token \d of the text is not finite; the weights may be"):
         inspect_text(model, ByteTokenizer(), TEXT)
 
 
@@ -339,7 +339,7 @@ def test_a_model_whose_numbers_are_not_finite_is_refused() -> None:
         ("mean", ""),
         ("conv-overlap", "conv-overlap also reads the state that follows the group of a compressed slot"),
         ("dilated", "dilated also reads up to 7 states before a group, those of the same commit"),
-        ("most-used", "most-used keeps states as they are: a compressed slot stands for one token, any of its commit"),
+        ("most-used", "most-used keeps states unchanged: a compressed slot stands for one token, any of its commit"),
     ],
 )
 def test_it_says_what_else_a_function_reads(compression: str, note: str) -> None:
@@ -516,7 +516,7 @@ def test_a_figure_without_data_says_so_and_why(tmp_path: Path) -> None:
     assert own.data["runs"][0]["gain"] is own.data["runs"][0]["without"] is own.data["runs"][0]["kept"] is None
     assert own.data["words"] is own.data["comparison"] is None
     short = inspect_text(tiny_model(), ByteTokenizer(), TEXT[:12])
-    assert short.missing["reconstruction"].startswith("the text is too short: nothing left recent memory")
+    assert short.missing["reconstruction"].startswith("the text is too short: no state left recent memory")
     assert short.missing["kept"].startswith("compression = 'conv-overlap' makes new states")
     assert short.reconstruction is None
 
@@ -548,7 +548,7 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     report = InspectionReport(inspect_text(tiny_model(), ByteTokenizer(), TEXT))
     with pytest.raises(CompressiveError, match=r"is a folder: give the page a name, such as report.html"):
         report.write(tmp_path)
-    with pytest.raises(CompressiveError, match=r"the folder .*nowhere does not exist; make it first"):
+    with pytest.raises(CompressiveError, match=r"the folder .*nowhere does not exist; create it first"):
         report.write(tmp_path / "nowhere" / "report.html")
 
 

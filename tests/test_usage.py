@@ -68,7 +68,7 @@ class Told(Compression):
     """Writes the usage of a group's first and last state into the slot."""
 
     uses_usage = True
-    scalable = False
+    selects = True
 
     def forward(self, evicted, usage):
         told = torch.stack([usage[:, :, 0], usage[:, :, -1]], dim=2)

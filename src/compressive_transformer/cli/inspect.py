@@ -1,4 +1,4 @@
-"""The command that shows what a model remembers of a text."""
+"""The command `inspect`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ..data import open_corpus
 from ..data.tokenizers import ByteTokenizer, MuLawTokenizer, Tokenizer
 from ..errors import CompressiveError
 from ..evaluate import BORDERS, ByFrequency
-from ..generate.stream import Stream
 from ..model import CompressiveTransformer
 from ..progress import Progress
 from ._common import default_device, say
@@ -27,28 +26,28 @@ Loaded = tuple[CompressiveTransformer, Tokenizer]
 
 @dataclass(frozen=True)
 class Chosen:
-    """Tokens whose attention is kept slot by slot."""
+    """Tokens whose attention is shown slot by slot."""
 
     token: tuple[int, ...] = ()
     """Places of tokens in the text, from 0."""
     spread: int = SPREAD
-    """So many tokens spread evenly over the text as well, and so many that compressed memory helps most."""
+    """Number of further tokens: as many spread evenly over the text, and as many that compressed memory helps most."""
 
 
 @dataclass(frozen=True)
 class Frequency:
-    """How frequent words are."""
+    """Buckets of words by frequency."""
 
     data: Path | None = None
-    """A corpus, whose training split says how often each word occurs."""
+    """Corpus whose training split counts the occurrences of words."""
     borders: tuple[int, ...] = ()
-    """Occurrences of a word that divide words by frequency, falling; without any 10000 1000 100, as in the paper."""
+    """Occurrences that separate the buckets, descending; by default 10000 1000 100, as in the paper."""
 
-    def of(self) -> ByFrequency | None:
-        """The buckets that are asked for."""
+    def buckets(self) -> ByFrequency | None:
+        """Return the buckets, None without a corpus."""
         if self.data is None:
             if self.borders:
-                raise CompressiveError("--borders divide words by frequency: give a corpus with --data too")
+                raise CompressiveError("--borders needs a corpus that counts words: add --data CORPUS")
             return None
         return ByFrequency(open_corpus(self.data), self.borders or BORDERS)
 
@@ -66,25 +65,25 @@ def inspect(
     frequency: OmitArgPrefixes[Frequency] = DEFAULT_FREQUENCY,
     json: bool = False,
 ) -> None:
-    """Show what a model remembers of a text: surprisal, attention by age, what slots stand for, what compression
-    loses and what compressed memory gains.
+    """Show what a model remembers of a text: surprisal, attention by age, contents of slots, loss of compression and
+    gain of compressed memory.
 
-    The text is read from its beginning as one document. The page is one file that loads nothing: it opens from disk.
+    The text is read from its beginning as one document. The page is a single file that loads nothing else.
 
     Args:
-        run: A run that `compressive train` wrote.
-        document: A file of text, "-" for standard input; any bytes for a model whose tokens are bytes.
-        out: The page to write, for example report.html; an earlier one is replaced.
+        run: Folder of a run that `compressive train` wrote.
+        document: Text file, "-" for standard input; any bytes for a model whose tokens are bytes.
+        out: Page to write, for example report.html; an existing file is replaced.
         against: Another run, shown beside the first on the same text.
-        chosen: Tokens whose attention is kept.
-        frequency: How frequent words are.
+        chosen: Tokens whose attention is shown.
+        frequency: Buckets of words by frequency.
         json: Print everything as JSON.
     """
     if out is not None:
         require_page(out)
     runs = [run] if against is None else [run, against]
-    models = [_load(each) for each in runs]
-    by = frequency.of()
+    models = [_load(path) for path in runs]
+    by = frequency.buckets()
     content = _read(document, [tokenizer for _, tokenizer in models])
     _require_same_text(models, content)
     try:
@@ -108,12 +107,12 @@ def inspect(
 def _load(run: Path) -> Loaded:
     model, tokenizer = load(run)
     if isinstance(tokenizer, MuLawTokenizer):
-        raise CompressiveError(f"{run} is a model of sound, and there is no text to show; choose a model of text")
+        raise CompressiveError(f"{run} is a model of sound; choose a model of text")
     return model.to(default_device()), tokenizer
 
 
 def _read(path: Path, tokenizers: list[Tokenizer]) -> str | bytes:
-    """The file with line ends as corpora are read; bytes as they are where all models read bytes."""
+    """Read a file with line ends as in corpora; as bytes where all models read bytes."""
     content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if not content:
@@ -129,15 +128,15 @@ def _read(path: Path, tokenizers: list[Tokenizer]) -> str | bytes:
 
 
 def _require_same_text(models: list[Loaded], content: str | bytes) -> None:
-    """Raise CompressiveError where two models would not read the same text: before a long reading, not after it."""
+    """Raise CompressiveError if two models would not read the same text, before a long reading."""
     if len(models) > 1:
-        texts = {tokenizer.decode(Stream(model, tokenizer).encode(content).numpy()) for model, tokenizer in models}
+        texts = {tokenizer.decode(tokenizer.encode(content)) for _, tokenizer in models}
         if len(texts) > 1:
             raise different_texts()
 
 
 def _inspect_all(models: list[Loaded], content: str | bytes, chosen: Chosen) -> list[Inspection]:
-    with Progress(sum(len(Stream(*pair).encode(content)) for pair in models)) as progress:
+    with Progress(sum(len(tokenizer.encode(content)) for _, tokenizer in models)) as progress:
         return [
             inspect_text(*pair, content, tokens=chosen.token, spread=chosen.spread, progress=progress.advance)
             for pair in models

@@ -31,8 +31,9 @@ class Compression(nn.Module):
 
     uses_usage: ClassVar[bool] = False
     """True if `forward` takes the usage of the evicted states too; it is computed only for functions that ask."""
-    scalable: ClassVar[bool] = True
-    """True if `compressed_scale = "rms"` applies; False for functions that return evicted states unchanged."""
+    selects: ClassVar[bool] = False
+    """True if compressed states are evicted ones, unchanged, from the places that `kept(usage)` returns; they are never
+    scaled."""
     overlap: ClassVar[int] = 0
     """States after its c that a group holds too: `forward` takes c + overlap of them. Memory must be as long."""
     uses_heads: ClassVar[bool] = False
@@ -48,6 +49,17 @@ class Compression(nn.Module):
                 f"compression_heads ({config.compression_heads}) must be 1 with compression = {config.compression!r}; "
                 f"heads are for {', '.join(able)}"
             )
+
+    @classmethod
+    def slot_note(cls, name: str) -> str:
+        """Return which other states than those of its group a compressed slot depends on; "" if there are none.
+
+        `name` is the name of the function in `COMPRESSIONS`.
+        """
+        if not cls.overlap:
+            return ""
+        states = "state that follows" if cls.overlap == 1 else f"{cls.overlap} states that follow"
+        return f"{name} also reads the {states} the group of a compressed slot"
 
     def forward(self, evicted: Tensor) -> Tensor:
         """Compress all groups that one commit evicts.
@@ -121,6 +133,11 @@ class DilatedConvolutions(Compression):
 
     dilations = (1, 2, 4)
 
+    @classmethod
+    def slot_note(cls, name: str) -> str:
+        """See `Compression`."""
+        return f"{name} also reads up to {sum(cls.dilations)} states before a group, those of the same commit"
+
     def __init__(self, config: ModelConfig, compression_rate: int) -> None:
         super().__init__(config, compression_rate)
         d_model = self.d_model
@@ -148,7 +165,12 @@ class MostUsed(Compression):
     """
 
     uses_usage = True
-    scalable = False
+    selects = True
+
+    @classmethod
+    def slot_note(cls, name: str) -> str:
+        """See `Compression`."""
+        return f"{name} keeps states unchanged: a compressed slot stands for one token, any of its commit"
 
     def forward(self, evicted: Tensor, usage: Tensor) -> Tensor:  # type: ignore[override]
         """Compress as others do, given the usage `[batch, group, compression_rate]` too."""

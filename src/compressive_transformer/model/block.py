@@ -89,7 +89,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.compression = build_compression(config, layer)
         self.matches_rms = (
-            config.compressed_scale == "rms" and self.compression is not None and self.compression.scalable
+            config.compressed_scale == "rms" and self.compression is not None and not self.compression.selects
         )
         self.compression_decoder = (
             Decoder(config.d_model, config.of_layer(layer).compression_rate)

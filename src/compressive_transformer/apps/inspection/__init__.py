@@ -1,11 +1,11 @@
-"""What a model remembers of a text: numbers for each token, attention by age, what slots stand for; and a page of it.
+"""Inspection: what a model remembers of a text, as numbers and as a page.
 
-`reading` holds the one loop, `result` what comes out; `attention` and `kept` look on while the model reads, `contrast`
-says where one reading is better than another; `report`, `drawing` and `page` show it all.
+`reading` holds the loop, `result` the numbers; `attention` and `kept` observe the model while it reads, `contrast`
+compares two readings; `report`, `drawing` and `page` show the result.
 """
 
 from .attention import AgeBucket, HeadRead, LayerAttention, LayerRead, Slot, TokenAttention
-from .contrast import Bucket, Contrast, Word, different_texts
+from .contrast import Contrast, Word, WordBucket, different_texts
 from .kept import KeptStates
 from .reading import SPREAD, inspect_text
 from .report import InspectionReport, require_page
@@ -14,7 +14,6 @@ from .result import Inspection
 __all__ = [
     "SPREAD",
     "AgeBucket",
-    "Bucket",
     "Contrast",
     "HeadRead",
     "Inspection",
@@ -25,6 +24,7 @@ __all__ = [
     "Slot",
     "TokenAttention",
     "Word",
+    "WordBucket",
     "different_texts",
     "inspect_text",
     "require_page",

@@ -1,6 +1,6 @@
 """Attention while a model reads: summed by the age of slots, and slot by slot for single tokens.
 
-Hooks look on; a model that nobody looks at pays nothing. A text that is being read is one lane.
+It is observed by hooks, which cost nothing when they are not set. A text that is being read is one lane.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ SLOTS_KEPT = 8
 
 
 class AgeBucket(NamedTuple):
-    """Neighbouring slots of one tier, and how old what they stand for is."""
+    """Neighboring slots of one tier, and the age of their tokens."""
 
     tier: Tier
     first: int
-    """The oldest slot, counted from the oldest of its tier."""
+    """Oldest slot, counted from the oldest of its tier."""
     stop: int
     """The slot after the newest."""
     label: str
-    """The tokens that the slots stand for, counted from the beginning of the segment that reads them."""
+    """Tokens that the slots stand for, counted from the beginning of the segment that reads them."""
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Where the attention of one layer goes, a mean over all tokens that were read."""
+    """Attention of one layer by age, a mean over all tokens."""
 
     buckets: tuple[AgeBucket, ...]
     """Oldest first: at most six of compressed memory, six of recent memory, six of the segment."""
     heads: tuple[tuple[float, ...], ...]
-    """Of each head the share of each bucket; the shares of a head add up to 1."""
+    """Share of each bucket for each head; the shares of a head add up to 1."""
 
 
 class Slot(NamedTuple):
-    """A slot that a token reads, and the text that it stands for."""
+    """Slot that a token reads, and the tokens that it stands for."""
 
     tier: Tier
     place: int
@@ -55,24 +55,24 @@ class Slot(NamedTuple):
     weight: float
     """Share of the attention, in [0, 1]."""
     first: int
-    """The first token of the text that it stands for; -1 is the start, which stands before the text."""
+    """First token that it stands for; -1 is the start, before the text."""
     stop: int
-    """The token after the last; as `first` where a slot holds nothing."""
+    """Token after the last; `first` for an empty slot."""
 
 
 class HeadRead(NamedTuple):
-    """What a token reads with one head, or with all heads of a layer on average."""
+    """Attention of a token in one head, or on average over the heads of a layer."""
 
     compressed: float
     """Share of all compressed memory."""
     recent: float
     segment: float
     slots: tuple[Slot, ...]
-    """The slots with most attention, at most eight of each tier, compressed memory first, most attention first."""
+    """Slots with most attention, at most eight of each tier, compressed memory first, most attention first."""
 
 
 class LayerRead(NamedTuple):
-    """What a token reads in one layer."""
+    """Attention of a token in one layer."""
 
     mean: HeadRead
     heads: tuple[HeadRead, ...]
@@ -80,33 +80,33 @@ class LayerRead(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """What the model reads to predict one token: the query is that of the token before it."""
+    """Attention that predicts one token: the query is that of the token before it."""
 
     token: int
-    """Its place in the text, from 0."""
+    """Place in the text, from 0."""
     layers: tuple[LayerRead, ...]
 
 
-Tell = Callable[[int, Tensor], None]
+OnLayerWeights = Callable[[int, Tensor], None]
 
 
 @contextlib.contextmanager
-def observed_attention(model: CompressiveTransformer, tell: Tell) -> Iterator[None]:
-    """While inside, `tell(layer, weights [batch, query, slot])` is called for one head after another of what is read.
+def observed_attention(model: CompressiveTransformer, callback: OnLayerWeights) -> Iterator[None]:
+    """Call `callback(layer, weights [batch, query, slot])` for each head that reads inside the `with` block.
 
-    Slots are those of [compressed | recent | segment].
+    Slots are [compressed | recent | segment].
     """
 
     def watch(layer: int) -> Callable[..., Any]:
         def reading(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             projected, positions, *rest = arguments
-            first = next(iter(rest), None)  # usage looks on as well
+            first = next(iter(rest), None)  # usage observes too
             queries = projected.queries.shape[1]
 
             def on_weights(weights: Tensor) -> None:
                 if first is not None:
                     first(weights)
-                tell(layer, weights[:, :queries])  # what lies beyond is padding
+                callback(layer, weights[:, :queries])  # the rest is padding
 
             return projected, positions, on_weights
 
@@ -122,22 +122,22 @@ def observed_attention(model: CompressiveTransformer, tell: Tell) -> Iterator[No
 
 
 class AttentionByAge:
-    """Sums the attention of each head over all tokens that are read, slot by slot, whatever their number."""
+    """Sums of the attention of each head over all tokens, slot by slot; their size does not grow with the text."""
 
     def __init__(self, model: CompressiveTransformer) -> None:
         self._layouts, heads = model.layouts, model.config.n_heads
         sizes = [tuple(map(_width, tiers_of(layout))) for layout in self._layouts]
-        self._sums = [torch.zeros(heads, sum(own), dtype=torch.float64) for own in sizes]
-        self._told = [0] * len(sizes)
+        self._sums = [torch.zeros(heads, sum(widths), dtype=torch.float64) for widths in sizes]
+        self._calls = [0] * len(sizes)
 
-    def tell(self, layer: int, weights: Tensor) -> None:
-        """Take in one head's `weights [1, query, slot]`, as `observed_attention` tells them."""
-        sums, head = self._sums[layer], self._told[layer] % len(self._sums[layer])
+    def add(self, layer: int, weights: Tensor) -> None:
+        """Add one head's `weights [1, query, slot]`; heads come in order, as from `observed_attention`."""
+        sums, head = self._sums[layer], self._calls[layer] % len(self._sums[layer])
         sums[head, : weights.shape[2]] += weights[0].sum(0, dtype=torch.float64).cpu()
-        self._told[layer] += 1
+        self._calls[layer] += 1
 
     def layers(self, tokens: int) -> tuple[LayerAttention, ...]:
-        """The means over `tokens`, all that were read."""
+        """Return the means over `tokens`, the number of tokens read."""
         return tuple(self._layer(*pair, tokens) for pair in zip(self._layouts, self._sums, strict=True))
 
     def _layer(self, layout: SlotLayout, sums: Tensor, tokens: int) -> LayerAttention:
@@ -151,7 +151,7 @@ class AttentionByAge:
 
 
 def tiers_of(layout: SlotLayout) -> tuple[tuple[Tier, int], ...]:
-    """The tiers in the order in which attention reads them, and their slots."""
+    """Return the tiers in the order of attention, with their numbers of slots."""
     lengths = (layout.compressed_length, layout.recent_length, layout.segment_length)
     return ("compressed", lengths[0]), ("recent", lengths[1]), ("segment", lengths[2])
 
@@ -161,7 +161,7 @@ def _width(tier: tuple[Tier, int]) -> int:
 
 
 def age_buckets(layout: SlotLayout) -> tuple[AgeBucket, ...]:
-    """The buckets of a layer, oldest first: each tier in six equal parts, or in as many as it has slots."""
+    """Return the buckets of a layer, oldest first: six equal parts of each tier, or as many as it has slots."""
     buckets = []
     for tier, length in tiers_of(layout):
         count = min(AGES, length)
@@ -186,33 +186,33 @@ def _range(low: int, high: int) -> str:
 
 
 Kept = Mapping[int, Sequence[int]]
-"""By layer whose function keeps states as they are, the token of each filled slot of compressed memory, oldest first;
-as the model counts: the start is 0."""
+"""Token of each filled slot of compressed memory, oldest first, by layer whose function selects states; as the model
+counts: the start is 0."""
 
 
 @torch.no_grad()
 def attention_of_tokens(
     model: CompressiveTransformer, memory: Memory, tokens: Tensor, places: Sequence[int], kept: Kept
 ) -> list[TokenAttention]:
-    """What the queries at `places` of the segment `tokens [segment]` read, given the `memory` before it, one lane.
+    """Return the attention of the queries at `places` of the segment `tokens [segment]`, given the memory before it.
 
-    Only the slots with most attention are kept. Of the text, token k is the one that place k + 1 of the model's
-    input holds, and that the query of place k predicts.
+    Only the slots with most attention are kept. Token k of the text is at place k + 1 of the model's input, and the
+    query at place k predicts it.
     """
-    told: dict[int, list[Tensor]] = {layer: [] for layer in range(model.config.n_layers)}
-    with observed_attention(model, lambda layer, weights: told[layer].append(weights[0, places].double().cpu())):
+    observed: dict[int, list[Tensor]] = {layer: [] for layer in range(model.config.n_layers)}
+    with observed_attention(model, lambda layer, weights: observed[layer].append(weights[0, places].double().cpu())):
         model(tokens[None].to(model.embedding.weight.device), memory)
     seen = int(memory.seen)
-    layers = []  # of each layer, a row a place
+    layers = []  # for each layer, one `LayerRead` a place
     for layer, layout in enumerate(model.layouts):
         spans = _spans(layout, seen, len(tokens), kept.get(layer))
-        heads = torch.stack(told[layer])  # [head, place, slot]
+        heads = torch.stack(observed[layer])  # [head, place, slot]
         layers.append([_layer_read(heads[:, row], layout, spans) for row in range(len(places))])
     return [TokenAttention(seen + place, tuple(reads[row] for reads in layers)) for row, place in enumerate(places)]
 
 
 def _spans(layout: SlotLayout, seen: int, length: int, kept: Sequence[int] | None) -> list[range]:
-    """The tokens that each of [compressed | recent | segment] stands for, as the model counts."""
+    """Return the tokens that each slot of [compressed | recent | segment] stands for, as the model counts."""
     compressed, recent = layout.slot_spans(seen)
     if kept is not None:
         empty = layout.compressed_length - len(kept)
@@ -221,7 +221,7 @@ def _spans(layout: SlotLayout, seen: int, length: int, kept: Sequence[int] | Non
 
 
 def _layer_read(weights: Tensor, layout: SlotLayout, spans: Sequence[range]) -> LayerRead:
-    """Of one token, from its `weights [head, slot]`."""
+    """Return the attention of one token from its `weights [head, slot]`."""
     heads = [_head_read(row, layout, spans) for row in weights]
     return LayerRead(_head_read(weights.mean(0), layout, spans), tuple(heads))
 
@@ -229,9 +229,9 @@ def _layer_read(weights: Tensor, layout: SlotLayout, spans: Sequence[range]) -> 
 def _head_read(weights: Tensor, layout: SlotLayout, spans: Sequence[range]) -> HeadRead:
     shares, slots, begin = [], [], 0
     for tier, length in tiers_of(layout):
-        own = weights[begin : begin + length]
-        shares.append(float(own.sum()))
-        best = own.topk(min(SLOTS_KEPT, len(own)))
+        tier_weights = weights[begin : begin + length]
+        shares.append(float(tier_weights.sum()))
+        best = tier_weights.topk(min(SLOTS_KEPT, len(tier_weights)))
         for weight, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             if weight > 0:
                 span = spans[begin + place]

@@ -1,4 +1,4 @@
-"""Where one series of nats is lower than another on the same text: by word, by place, by how frequent words are."""
+"""Contrast of two series of nats on the same text: by word, by place, by frequency of words."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ...evaluate import ByFrequency
 from ...evaluate.buckets import Pieces
 
 WORDS = 15
-"""Words that are listed on each side."""
+"""Number of words listed on each side."""
 FIRST_BORDER = 64
 """Bytes of the first bucket by position; each further border is twice as far."""
 
 
 class Reading(NamedTuple):
-    """A text as one tokenizer divides it, and the nats of its tokens `[tokens]`."""
+    """Text as one tokenizer divides it, and the nats of its tokens `[tokens]`."""
 
     pieces: Pieces
     nats: NDArray[np.float64]
 
     def of_words(self) -> NDArray[np.float64]:
-        """Nats of each word `[words]`, those of the whitespace before it included (`Pieces.word_of_tokens`)."""
+        """Return the nats of each word `[words]`, with the whitespace before it (`Pieces.word_of_tokens`)."""
         words = len(self.pieces.words)
         if not words:
             return np.zeros(0)
         return np.bincount(self.pieces.word_of_tokens(), weights=self.nats, minlength=words).astype(np.float64)
 
     def bytes_of_words(self) -> NDArray[np.int64]:
-        """UTF-8 bytes of each word `[words]`, counted alike."""
+        """Return the UTF-8 bytes of each word `[words]`, counted alike."""
         if not self.pieces.words:
             return np.zeros(0, np.int64)
         words = self.pieces.word_of_tokens()
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the text, and the bits that it takes in each of two readings."""
+    """Word of the text, and its bits in each of two readings."""
 
     text: str
     place: int
@@ -59,8 +59,8 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Some words of the text."""
+class WordBucket:
+    """Words of the text that share a property."""
 
     label: str
     words: int
@@ -78,24 +78,24 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two readings of one text, word by word: differences are second − first, above zero where the first is better.
+    """Two readings of one text, word by word; differences are second − first, positive where the first is better.
 
-    Words are what whitespace separates, and all nats of the text count for some word, whatever the tokenizers.
+    Words are separated by whitespace. All nats of the text count for some word, whatever the tokenizers.
     """
 
     first_better: tuple[Word, ...]
     """The 15 words with the largest difference, the largest first; none with 0 or less."""
     second_better: tuple[Word, ...]
     """The 15 words with the smallest difference, the smallest first; none with 0 or more."""
-    by_position: tuple[Bucket, ...]
+    by_position: tuple[WordBucket, ...]
     """By the bytes before a word, borders at 64 times powers of two."""
-    by_frequency: tuple[Bucket, ...] | None
-    """By how often a word occurs in a training split; None where none was given."""
+    by_frequency: tuple[WordBucket, ...] | None
+    """By occurrences of a word in a training split; None without one."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
 
-        def rows(entries: Sequence[Word | Bucket]) -> list[dict[str, Any]]:
+        def rows(entries: Sequence[Word | WordBucket]) -> list[dict[str, Any]]:
             return [{**asdict(entry), "difference": entry.difference} for entry in entries]
 
         return {
@@ -107,9 +107,9 @@ class Contrast:
 
 
 def contrast(first: Reading, second: Reading, frequency: ByFrequency | None = None) -> Contrast:
-    """How two readings of one text differ. Tokenizers may differ, since nats are summed over words.
+    """Return the contrast of two readings of one text; tokenizers may differ, since nats are summed over words.
 
-    Raises CompressiveError where the texts differ, as they do where a tokenizer loses some of it.
+    Raises CompressiveError if the texts differ, as they do where a tokenizer is lossy.
     """
     if first.pieces.text != second.pieces.text:
         raise different_texts()
@@ -135,10 +135,10 @@ def contrast(first: Reading, second: Reading, frequency: ByFrequency | None = No
 
 
 def different_texts() -> CompressiveError:
-    """What to raise where two models cannot be compared on a text, since they do not read the same one."""
+    """Return the error for two models that do not read the same text."""
     return CompressiveError(
-        "the two models do not read the same text, since the tokenizer of one loses some of it: "
-        "compare models with lossless tokenizers, as bytes and bpe are"
+        "the two models do not read the same text, since one tokenizer is lossy: "
+        "compare models with lossless tokenizers, such as bytes and bpe"
     )
 
 
@@ -157,9 +157,10 @@ def _buckets(
     sizes: NDArray[np.int64],
     first: NDArray[np.float64],
     second: NDArray[np.float64],
-) -> Iterator[Bucket]:
-    """The buckets that hold any words."""
+) -> Iterator[WordBucket]:
+    """Yield the buckets that hold words."""
     for place, label in enumerate(labels):
-        own = places == place
-        if size := int(sizes[own].sum()):
-            yield Bucket(label, int(own.sum()), size, float(first[own].sum() / size), float(second[own].sum() / size))
+        chosen = places == place
+        if size := int(sizes[chosen].sum()):
+            bits = float(first[chosen].sum() / size), float(second[chosen].sum() / size)
+            yield WordBucket(label, int(chosen.sum()), size, *bits)

@@ -1,4 +1,4 @@
-"""Figures of a report as SVG that stands inside of a page and takes its colours. Needs matplotlib."""
+"""Figures of a report as SVG inside a page, with the colors of the page. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .attention import AGES, LayerAttention, Tier
 from .contrast import Reading
 from .result import Inspection
 
-# Each stands for a colour that the page names, one for light and one for dark.
-COLOURS = {
+# Each stands for a color that the page names, one for light and one for dark.
+COLORS = {
     "#222222": "currentColor",
     "#8a8a8a": "var(--faint)",
     "#7a5195": "var(--compressed)",
@@ -28,7 +28,7 @@ COLOURS = {
     "#b3661a": "var(--segment)",
     "#e6e6e6": "var(--line)",
 }
-INK, FAINT, COMPRESSED, RECENT, SEGMENT, GRID = COLOURS
+INK, FAINT, COMPRESSED, RECENT, SEGMENT, GRID = COLORS
 TIERS: tuple[tuple[Tier, str, str], ...] = (
     ("compressed", COMPRESSED, "compressed memory"),
     ("recent", RECENT, "recent memory"),
@@ -52,13 +52,13 @@ STYLE: Any = {
 # Above the axes, where it covers nothing.
 LEGEND: Any = {"frameon": False, "ncols": 2, "loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
 BINS = 120
-"""Points of a curve, at most."""
+"""Largest number of points of a curve."""
 
 
 def curve(readings: Sequence[Reading], labels: Sequence[str]) -> str:
-    """Bits per byte over the place in the text, of one reading, or of two and what the second takes more.
+    """Draw bits per byte over the place in the text, of one reading, or of two and their difference.
 
-    There is a label for each reading, and one for the difference where there are two.
+    There is a label for each reading, and one for the difference.
     """
     with matplotlib.rc_context(STYLE):
         figure, (axes, *below) = _axes(2.8 * len(readings) ** 0.7, rows=len(readings))
@@ -77,8 +77,8 @@ def curve(readings: Sequence[Reading], labels: Sequence[str]) -> str:
             )
             difference.set_ylabel(f"{labels[2]}\n(bits per byte)")
             axes.legend(**LEGEND)
-        for each in (axes, *below):
-            each.grid(axis="y")
+        for row in (axes, *below):
+            row.grid(axis="y")
         last = (axes, *below)[-1]
         last.set_xlabel("place in the text (bytes)")
         last.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -86,7 +86,7 @@ def curve(readings: Sequence[Reading], labels: Sequence[str]) -> str:
 
 
 def bits_over_bytes(reading: Reading) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Middles of at most 120 equal stretches of the text, in bytes, and the bits per byte of each."""
+    """Return the middles of at most 120 equal stretches of the text, in bytes, and the bits per byte of each."""
     sizes = reading.pieces.bytes
     ends = np.cumsum(sizes)
     total = int(ends[-1])
@@ -100,7 +100,7 @@ def bits_over_bytes(reading: Reading) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def ages(layers: Sequence[LayerAttention]) -> str:
-    """Attention by age: bars for the mean over layers and heads, a dot for each layer."""
+    """Draw attention by age: bars for the mean over layers and heads, a dot for each layer."""
     shares = np.stack([ages_of(layer) for layer in layers]) * 100  # [layer, 3 * AGES]
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = _axes(3.4)
@@ -123,7 +123,7 @@ def ages(layers: Sequence[LayerAttention]) -> str:
 
 
 def ages_of(layer: LayerAttention) -> NDArray[np.float64]:
-    """Mean over heads of each of 18 buckets, six a tier; 0 in a tier without slots.
+    """Return the mean over heads of each of 18 buckets, six a tier; 0 in a tier without slots.
 
     The buckets of a tier with fewer than six slots stand at their share of it, so that all still add up to 1.
     """
@@ -137,7 +137,7 @@ def ages_of(layer: LayerAttention) -> NDArray[np.float64]:
 
 
 def errors(inspection: Inspection) -> str:
-    """Reconstruction error of each layer beside that of mean pooling."""
+    """Draw the reconstruction error of each layer beside that of mean pooling."""
     measured = inspection.reconstruction
     assert measured is not None
     layers = [n for n in range(inspection.config.n_layers) if inspection.config.of_layer(n).compressed_length]
@@ -168,13 +168,13 @@ def _axes(height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def _svg(figure: Figure, label: str) -> str:
-    """The figure as an element of a page, its colours those of the page."""
+    """Return the figure as an element of a page, with the colors of the page."""
     target = io.StringIO()
     figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = target.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    for written, named in COLOURS.items():
+    for written, named in COLORS.items():
         svg = svg.replace(written, named)
     svg = re.sub(r'<g id="[\w.]+_\d+"', "<g", svg)  # the same in each figure, and nothing refers to them
     svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', "", svg, count=1)

@@ -1,7 +1,7 @@
-"""The page of a report: one file of HTML that loads nothing.
+"""Page of a report: one file of HTML that loads nothing.
 
-Figures are SVG. The text and all that belongs to single tokens is data in a script element, which the page's own
-script shows a part at a time; nothing of it is ever markup.
+Figures are SVG. The text and everything about single tokens is data in a script element, which the page's script
+shows a part at a time; nothing of it is ever markup.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .report import InspectionReport
 from .result import Inspection
 
 PIECES = 15
-"""Pieces of text that are listed as kept most often."""
+"""Number of pieces of text that are listed as kept most often."""
 SEEN_OFTEN = 10
 """Times that a piece must have been evicted to be listed."""
 
 
 def html_of(report: InspectionReport) -> str:
-    """The whole page."""
+    """Return the whole page."""
     template = (files(__package__) / "page.html").read_text(encoding="utf-8")
     script = template.partition("<script>")[2].partition("</script>")[0]
     parts = {
@@ -46,18 +46,18 @@ def html_of(report: InspectionReport) -> str:
         "errors": _each(report, _errors),
         "version": html.escape(version("compressive-transformer")),
     }
-    # In one go: what is filled in is not looked at again.
+    # In one pass: inserted text is not searched for placeholders.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def as_script(value: Any) -> str:
-    """A value as JSON that can stand inside of a script element: nothing in it can end the element or be markup."""
+    """Return a value as JSON for a script element: nothing in it can end the element or be markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"})
 
 
 def data_of(report: InspectionReport) -> dict[str, Any]:
-    """What the page's script shows. Columns of numbers, one a token, are base64 of little-endian arrays."""
+    """Return the data of the page's script; columns of numbers, one a token, are base64 of little-endian arrays."""
     units = _utf16(report.inspection.pieces.text)
     comparison = None if report.comparison is None else _contrast(report.comparison, units)
     return {
@@ -136,7 +136,7 @@ def _token(token: TokenAttention) -> dict[str, Any]:
 
 
 def _kept(inspection: Inspection) -> dict[str, Any] | None:
-    """By token in how many layers its state was kept; and the pieces of text that were kept most often."""
+    """Return the number of layers that kept each token's state, and the pieces of text that were kept most often."""
     if inspection.kept is None:
         return None
     counts = np.zeros(len(inspection.nats), np.int64)
@@ -159,7 +159,7 @@ def _kept(inspection: Inspection) -> dict[str, Any] | None:
 
 
 def _words(first: Reading, second: Reading, units: NDArray[np.int64]) -> dict[str, str]:
-    """Where each word begins and ends, and the bits that the second model needs more."""
+    """Return where each word begins and ends, and how many bits more the second model needs."""
     pieces = first.pieces
     return {
         "starts": _column(units[pieces.word_starts], "<u4"),
@@ -169,7 +169,7 @@ def _words(first: Reading, second: Reading, units: NDArray[np.int64]) -> dict[st
 
 
 def _utf16(text: str) -> NDArray[np.int64]:
-    """For each character, and for the end, how many units of a JavaScript string come before it."""
+    """Return the units of a JavaScript string before each character, and before the end."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     return np.concatenate([[0], np.cumsum(1 + (codes > 0xFFFF))]).astype(np.int64)
 
@@ -195,7 +195,7 @@ def _errors(inspection: Inspection) -> str:
 
 
 def _each(report: InspectionReport, draw: Any) -> str:
-    """A figure for each run, beside one another."""
+    """Return a figure for each run, side by side."""
     titles = [f"<h3>{html.escape(name)}</h3>" if report.against else "" for name, _ in report.runs]
     parts = [
         f"<div>{title}{draw(inspection)}</div>" for title, (_, inspection) in zip(titles, report.runs, strict=True)

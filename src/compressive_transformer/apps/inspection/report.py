@@ -1,4 +1,4 @@
-"""An inspection of one run, or of two on the same text, as JSON and as a page."""
+"""Report on the inspection of one run, or of two on the same text, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from .result import Inspection
 
 @dataclass(frozen=True, eq=False)
 class InspectionReport:
-    """What is shown of one inspection, or of two of the same text side by side.
+    """Report on one inspection, or on two of the same text side by side.
 
-    Raises CompressiveError where the two are not of the same text.
+    `print(report)` shows the main numbers; `write` makes a page, `to_dict` JSON.
+
+    Raises:
+        CompressiveError: The two inspections are not of the same text.
     """
 
     inspection: Inspection
     against: Inspection | None = None
-    """Of another model on the same text; its tokenizer may differ."""
+    """Inspection of another model on the same text; its tokenizer may differ."""
     frequency: ByFrequency | None = None
-    """Divides words by how often they occur in a training split."""
+    """Buckets of words by their occurrences in a training split."""
     name: str = "first"
-    """Of the model; as `against_name` and `text_name` only shown."""
+    """Name of the model in the report."""
     against_name: str = "second"
     text_name: str = "text"
 
@@ -38,23 +41,23 @@ class InspectionReport:
     @property
     def runs(self) -> tuple[tuple[str, Inspection], ...]:
         """Name and inspection of each model."""
-        own = (self.name, self.inspection)
-        return (own,) if self.against is None else (own, (self.against_name, self.against))
+        first = (self.name, self.inspection)
+        return (first,) if self.against is None else (first, (self.against_name, self.against))
 
     @cached_property
     def comparison(self) -> Contrast | None:
-        """Where the first model is better, and where the other is; None for one model."""
+        """Contrast of the two models; None for one model."""
         if self.against is None:
             return None
         return contrast(self.inspection.reading, self.against.reading, self.frequency)
 
     @cached_property
     def gains(self) -> tuple[Contrast | None, ...]:
-        """Of each model, where its compressed memory helps."""
+        """Gain of compressed memory in each model."""
         return tuple(inspection.gain(self.frequency) for _, inspection in self.runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
         runs = [
             {"name": name, **inspection.to_dict(), "gain": None if gain is None else gain.to_dict()}
             for (name, inspection), gain in zip(self.runs, self.gains, strict=True)
@@ -83,9 +86,9 @@ class InspectionReport:
 
 
 def require_page(path: str | Path) -> None:
-    """Raise CompressiveError where a page could not be drawn, or has no folder to be in; before a long reading."""
+    """Raise CompressiveError if a page could not be drawn or written, before a long reading."""
     optional("matplotlib", extra="plot", purpose="a report")
     if Path(path).is_dir():
         raise CompressiveError(f"{path} is a folder: give the page a name, such as report.html")
     if not Path(path).absolute().parent.is_dir():
-        raise CompressiveError(f"{path}: the folder {Path(path).parent} does not exist; make it first")
+        raise CompressiveError(f"{path}: the folder {Path(path).parent} does not exist; create it first")

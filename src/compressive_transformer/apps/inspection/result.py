@@ -1,4 +1,4 @@
-"""What an inspection gives: numbers for each token of a text, and what the memory did while it was read."""
+"""Result of an inspection: numbers for each token of a text, and the work of memory while it was read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...compression import COMPRESSIONS
-from ...compression.functions import DilatedConvolutions, MostUsed
 from ...config import ModelConfig
 from ...config.toml import to_dict
 from ...evaluate import ByFrequency
@@ -23,28 +22,29 @@ from .kept import KeptStates
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What a model does with a text, read from its beginning in segments.
+    """Inspection of a model on a text, read from its beginning in segments.
 
-    Tokens are counted from 0. What there is no data for is None, and `missing` says why.
+    Tokens are counted from 0. Fields without data are None, and `missing` holds the reason. `print(inspection)` shows
+    bits per byte, with and without compressed memory.
     """
 
     config: ModelConfig
     pieces: Pieces
-    """The text as the tokenizer gives it back, and which part each token completes."""
+    """Text as the tokenizer decodes it, and the part that each token completes."""
     nats: NDArray[np.float64]
     """−ln p(token | all before) `[tokens]`, in nats."""
     nats_without: NDArray[np.float64] | None
-    """The same `[tokens]` without compressed memory, see `inspect_text`."""
+    """Nats without compressed memory `[tokens]`, see `inspect_text`."""
     attention: tuple[LayerAttention, ...]
     """Attention by age, of each layer (Figure 2 of the paper)."""
     tokens: tuple[TokenAttention, ...]
-    """What the model read to predict some tokens, in the order of the text."""
+    """Attention that predicts some tokens, in the order of the text."""
     reconstruction: Reconstruction | None
     """Squared error / squared target of attention reconstruction over all commits (Figure 6 of the paper)."""
     kept: tuple[KeptStates, ...] | None
-    """What most-used kept, of each layer that compresses so."""
+    """Kept states of each layer whose function selects states (most-used)."""
     missing: dict[str, str]
-    """By the name of a field that is None, the reason."""
+    """Reasons by the name of a field that is None."""
 
     @property
     def reading(self) -> Reading:
@@ -53,13 +53,19 @@ class Inspection:
 
     @property
     def bits_per_byte(self) -> float:
-        """Of the whole text."""
+        """Bits per byte of the whole text."""
         return float(self.nats.sum() / math.log(2) / self.pieces.bytes.sum())
 
     def gain(self, frequency: ByFrequency | None = None) -> Contrast | None:
-        """Where compressed memory helps: the first reading is that with it, the second that without it.
+        """Return the gain of compressed memory by word, position and frequency.
 
-        None without compressed memory. `frequency` divides words by how often they occur in a training split.
+        The first reading has compressed memory, the second has not.
+
+        Args:
+            frequency: Buckets of words by their occurrences in a training split.
+
+        Returns:
+            The contrast; None for a model without compressed memory.
         """
         if self.nats_without is None:
             return None
@@ -67,29 +73,19 @@ class Inspection:
 
     @property
     def slot_note(self) -> str:
-        """How the function that made a compressed slot reads other states than those of its group; "" where not."""
-        if self.nats_without is None:
-            return ""
-        kind = COMPRESSIONS[self.config.compression]
-        if issubclass(kind, MostUsed):
-            return "most-used keeps states as they are: a compressed slot stands for one token, any of its commit"
-        if kind.overlap:
-            states = "state that follows" if kind.overlap == 1 else f"{kind.overlap} states that follow"
-            return f"{self.config.compression} also reads the {states} the group of a compressed slot"
-        if issubclass(kind, DilatedConvolutions):
-            back = sum(kind.dilations)
-            return f"{self.config.compression} also reads up to {back} states before a group, those of the same commit"
-        return ""
+        """Other states than those of its group that a compressed slot depends on; "" if there are none."""
+        name = self.config.compression
+        return "" if self.nats_without is None else COMPRESSIONS[name].slot_note(name)
 
     def text_of(self, slot: Slot) -> str:
-        """The text that a slot stands for; "" for the start of the document and for an empty slot."""
+        """Return the text that a slot stands for; "" for the start of the document and for an empty slot."""
         starts = self.pieces.starts
         first, stop = max(slot.first, 0), max(slot.stop, 0)
         end = int(starts[stop]) if stop < len(starts) else len(self.pieces.text)
         return self.pieces.text[int(starts[first]) : end] if first < stop else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
         layers = self.config.n_layers
         reconstruction = None if self.reconstruction is None else asdict(self.reconstruction)
         return {
