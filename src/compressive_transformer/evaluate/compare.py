@@ -1,4 +1,4 @@
-"""Whether one model is better than another on the same documents, and how sure that is."""
+"""Comparison of two models on the same documents, with intervals over documents and over seeds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,32 @@ from numpy.typing import NDArray
 
 from ..errors import CompressiveError
 
-COVERED = 0.95
+COVERAGE = 0.95
+"""Probability that an interval covers."""
 DRAWS_AT_ONCE = 2**20
+"""Documents drawn at a time, which bounds the memory of the bootstrap."""
+
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom. A table, since SciPy would be a large dependency for
+# these, and its `bootstrap` draws other resamples than the published intervals have.
+STUDENT_QUANTILES = (
+    12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469119, 2.3646243, 2.3060041, 2.2621572, 2.2281389,
+    2.2009852, 2.1788128, 2.1603687, 2.1447867, 2.1314495, 2.1199053, 2.1098156, 2.1009220, 2.0930241, 2.0859634,
+    2.0796138, 2.0738731, 2.0686576, 2.0638986, 2.0595386, 2.0555294, 2.0518305, 2.0484071, 2.0452296, 2.0422725,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the second of two models gains on the first: differences are second − first, less is better.
+    """The gain of the second of two models on the first: differences are second − first, less is better.
 
-    Two intervals answer two questions, and neither answers the other's. That over documents: would it be so on
-    other documents of the same kind, with these very weights? That over runs: would it be so after training again
-    from other seeds, on these very documents?
+    Its two intervals answer different questions. Over documents: would the result hold on other documents of the same
+    kind, with the same weights? Over runs: would it hold after training again from other seeds, on the same documents?
     """
 
     documents: int
+    """Number of documents."""
     runs: int
-    """Pairs of runs, one a seed."""
+    """Number of pairs of runs, one per seed."""
     first: float
     """Bits per byte of the first model, mean over runs."""
     second: float
@@ -36,21 +46,21 @@ class Comparison:
     difference: float
     """second − first, in bits per byte."""
     difference_over_documents: tuple[float, float] | None
-    """95 % interval of it, by a bootstrap over documents; None for a single document."""
+    """95 % interval of `difference`, by a bootstrap over documents; None for a single document."""
     better: float | None
     """Share of resamples in which the second needs fewer bits, ties counting half; None for a single document."""
     ratio: float | None
-    """Word perplexity of the second / that of the first (geometric mean over runs).
+    """Word perplexity of the second / word perplexity of the first, geometric mean over runs.
 
-    None where a document has no words, and where it is beyond floating point."""
+    None if a document has no words, or if the ratio is beyond floating point."""
     ratio_over_documents: tuple[float, float] | None
-    """95 % interval of it, by the same bootstrap."""
+    """95 % interval of `ratio`, by the same bootstrap."""
     differences: tuple[float, ...]
     """The difference in bits per byte of each pair of runs."""
     deviation: float | None
-    """Their standard deviation (n − 1); None for a single pair."""
+    """Standard deviation of `differences` (n − 1); None for a single pair."""
     difference_over_runs: tuple[float, float] | None
-    """95 % interval of their mean, by Student's t on n − 1 degrees of freedom; None for a single pair."""
+    """95 % interval of the mean of `differences`, by Student's t on n − 1 degrees of freedom; None for a single pair."""
 
     def __str__(self) -> str:
         runs = f", means of {self.runs} runs" if self.runs > 1 else ""
@@ -73,17 +83,14 @@ class Comparison:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
         return asdict(self)
 
 
 def compare(
     first: Mapping[str, Any], second: Mapping[str, Any], *, resamples: int = 10_000, seed: int = 0
 ) -> Comparison:
-    """Two results compared on the documents that both scored: tables as `Evaluation.to_dict()` gives them.
-
-    See `compare_runs`, of which this is the case of one run a side.
-    """
+    """Compare two results on the same documents: `compare_runs` with one run per model."""
     return compare_runs([first], [second], resamples=resamples, seed=seed)
 
 
@@ -94,19 +101,29 @@ def compare_runs(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
-    """Two models compared, each trained from several seeds: `first[i]` and `second[i]` are of the same seed.
+    """Compare two models, each trained from one or several seeds, on the same documents.
 
-    Bootstrap over documents (percentile method, Efron 1979): as many documents as there are, drawn with
-    replacement, the same ones for both sides and for all runs; both sides are averaged over their runs. What
-    documents have in common, being easy or hard, cancels in the difference. Over seeds an interval is Student's t
-    on the paired differences, since a bootstrap of three or five values is far too narrow.
+    The interval over documents is a bootstrap (percentile method, Efron 1979): documents are drawn with replacement,
+    the same ones for both models and all runs, so that what makes a document easy or hard cancels in the difference.
+    The interval over runs is Student's t on the paired differences, since a bootstrap of three or five values would
+    be far too narrow.
 
-    Raises CompressiveError where the sides have not the same number of runs or did not score the same documents,
-    and for tables that are not an evaluation's.
+    Args:
+        first: Results of the first model, one per run, as `Evaluation.to_dict()` returns them.
+        second: Results of the second model; `second[i]` is of the same seed as `first[i]`.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Differences in bits per byte and in word perplexity, with their intervals.
+
+    Raises:
+        CompressiveError: The numbers of runs differ, results are not of the same documents or not of an evaluation, or
+            a number is out of range.
     """
     if len(first) != len(second) or not first:
         raise CompressiveError(
-            f"first has {len(first)} results and second {len(second)}: give as many, at least one, paired by seed"
+            f"first has {len(first)} results and second {len(second)}: give the same number of each, at least one, paired by seed"
         )
     if resamples < 1 or seed < 0:
         raise CompressiveError(f"resamples ({resamples}) must be 1 or more and seed ({seed}) 0 or more")
@@ -120,7 +137,7 @@ def compare_runs(
     differences = ((totals[1] - totals[0]) * to_bits).tolist()
     gained = (sides[1] - sides[0]).mean(0)
     drawn = resampled(np.stack([gained, size, words]), resamples, seed) if len(documents) > 1 else None
-    worded = bool((np.abs(gained) < 700 * words).all())  # exp(709) is the largest number
+    has_ratio = bool((np.abs(gained) < 700 * words).all())  # exp(709) is the largest number
     several = len(differences) > 1
     return Comparison(
         documents=len(documents),
@@ -130,8 +147,8 @@ def compare_runs(
         difference=statistics.fmean(differences),
         difference_over_documents=None if drawn is None else interval_of(drawn[0] / drawn[1] / math.log(2)),
         better=None if drawn is None else float((1 - np.sign(drawn[0])).mean() / 2),
-        ratio=math.exp(gained.sum() / words.sum()) if worded else None,
-        ratio_over_documents=interval_of(np.exp(drawn[0] / drawn[2])) if worded and drawn is not None else None,
+        ratio=math.exp(gained.sum() / words.sum()) if has_ratio else None,
+        ratio_over_documents=interval_of(np.exp(drawn[0] / drawn[2])) if has_ratio and drawn is not None else None,
         differences=tuple(differences),
         deviation=statistics.stdev(differences) if several else None,
         difference_over_runs=student_interval(differences) if several else None,
@@ -139,42 +156,42 @@ def compare_runs(
 
 
 def _checked(name: str, table: Mapping[str, Any], like: Mapping[str, Any]) -> list[float]:
-    """The nats of each document. Raises CompressiveError unless they are of the same documents as `like`."""
-    ours, theirs = _identity(name, table), _identity("first[0]", like)
-    for what, one in ours.items():
-        if one != theirs[what]:
+    """Return the nats of each document. Raise CompressiveError unless they are of the same documents as `like`."""
+    identity, expected = _identity(name, table), _identity("first[0]", like)
+    for key, value in identity.items():
+        if value != expected[key]:
             raise CompressiveError(
-                f"{name} and first[0] did not score the same text: {what} is {one!r} and {theirs[what]!r};"
+                f"{name} and first[0] did not score the same text: {key} is {value!r} and {expected[key]!r};"
                 " score both on the same split of the same corpus, with the same --tokens"
             )
     nats = [float(entry["nats"]) for entry in table["documents"]]
     if not all(map(math.isfinite, nats)):
-        raise CompressiveError(f"{name} has nats that are not finite: such a run cannot be compared")
+        raise CompressiveError(f"{name} has nats that are not finite, so it cannot be compared")
     if not nats or not all(entry["bytes"] for entry in table["documents"]):
-        raise CompressiveError(f"{name} must have documents, and each at least one byte")
+        raise CompressiveError(f"{name} must have documents with at least one byte each")
     return nats
 
 
 def _identity(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """What two results on the same text have in common."""
+    """Return what two results on the same text have in common."""
     try:
         conditions, documents = table["conditions"], table["documents"]
-        same = {"the split": conditions["split"], "the corpus": conditions["corpus_fingerprint"]}
-        same["the number of documents"] = len(documents)
+        identity = {"the split": conditions["split"], "the corpus": conditions["corpus_fingerprint"]}
+        identity["the number of documents"] = len(documents)
         for number, entry in enumerate(documents):
             float(entry["nats"])
             counts = {count: entry[count] for count in ("tokens", "bytes", "words")}
-            same[f"document {number}"] = {"title": entry["title"], **counts}
+            identity[f"document {number}"] = {"title": entry["title"], **counts}
     except (KeyError, TypeError, ValueError) as error:
         raise CompressiveError(
             f"{name} is not the result of an evaluation ({type(error).__name__}: {error});"
-            " expected what Evaluation.to_dict() gives or `compressive evaluate --json` prints"
+            " expected the output of Evaluation.to_dict() or `compressive evaluate --json`"
         ) from None
-    return same
+    return identity
 
 
 def resampled(values: NDArray[np.float64], resamples: int = 10_000, seed: int = 0) -> NDArray[np.float64]:
-    """`[value, document]` -> sums over documents drawn with replacement `[value, resample]`."""
+    """Return sums of `values [value, document]` over documents drawn with replacement, `[value, resample]`."""
     random, documents = np.random.default_rng(seed), values.shape[1]
     at_once = max(1, DRAWS_AT_ONCE // documents)
     sums = [
@@ -185,37 +202,26 @@ def resampled(values: NDArray[np.float64], resamples: int = 10_000, seed: int = 
 
 
 def interval_of(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The interval that holds the share `COVERED` of `values [resample]`, as much cut off on either side."""
-    low, high = np.quantile(values, [(1 - COVERED) / 2, (1 + COVERED) / 2])
+    """Return the central interval that covers 95 % of `values [resample]`."""
+    low, high = np.quantile(values, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
     return float(low), float(high)
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean of at least two values, by Student's t."""
+    """Return the 95 % interval of the mean of at least two values, by Student's t."""
     mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
     half = _student_quantile(len(values) - 1) * error
     return mean - half, mean + half
 
 
 def _student_quantile(freedom: int) -> float:
-    """The t that Student's distribution of `freedom` degrees of freedom stays within with probability `COVERED`."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_within(middle, freedom) < COVERED else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _student_within(angle: float, freedom: int) -> float:
-    """Probability of |t| <= sqrt(freedom) tan(angle): Abramowitz and Stegun (1964), 26.7.3 and 26.7.4."""
-    odd = freedom % 2
-    term = math.cos(angle) if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for power in range(2 + odd, freedom - 1, 2):
-        term *= math.cos(angle) ** 2 * (power - 1) / power
-        total += term
-    series = math.sin(angle) * total
-    return (angle + series) * 2 / math.pi if odd else series
+    """Return the 97.5 % quantile of Student's t: from the table, or by an expansion for more degrees of freedom."""
+    if freedom <= len(STUDENT_QUANTILES):
+        return STUDENT_QUANTILES[freedom - 1]
+    z = statistics.NormalDist().inv_cdf((1 + COVERAGE) / 2)
+    # Abramowitz and Stegun (1964), 26.7.5; the next term is below 1e-5 from 31 degrees of freedom on.
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def _between(interval: tuple[float, float] | None, form: str) -> str:

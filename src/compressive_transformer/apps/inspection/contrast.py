@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import CompressiveError
 from ...evaluate import ByFrequency
-from ...evaluate.buckets import Pieces
+from ...evaluate.buckets import TokenSpans
 
 WORDS = 15
 """Number of words listed on each side."""
@@ -23,11 +23,11 @@ FIRST_BORDER = 64
 class Reading(NamedTuple):
     """Text as one tokenizer divides it, and the nats of its tokens `[tokens]`."""
 
-    pieces: Pieces
+    pieces: TokenSpans
     nats: NDArray[np.float64]
 
     def of_words(self) -> NDArray[np.float64]:
-        """Return the nats of each word `[words]`, with the whitespace before it (`Pieces.word_of_tokens`)."""
+        """Return the nats of each word `[words]`, with the whitespace before it (`TokenSpans.word_of_tokens`)."""
         words = len(self.pieces.words)
         if not words:
             return np.zeros(0)
@@ -121,9 +121,9 @@ def contrast(first: Reading, second: Reading, frequency: ByFrequency | None = No
     labels = _labels(borders.tolist())
     by_frequency = None
     if frequency is not None:
-        assignment = frequency.of_texts([first.pieces.text])
+        assignment = frequency.text_assignment([first.pieces.text])
         if first.pieces.words:
-            by_frequency = tuple(_buckets(assignment.labels, assignment.places(first.pieces)[1], sizes, *bits))
+            by_frequency = tuple(_buckets(assignment.labels, assignment.assign(first.pieces)[1], sizes, *bits))
     order = np.argsort(bits[0] - bits[1], kind="stable")  # largest difference first
     listed = [[_word(first.pieces, at, *bits) for at in side[:WORDS].tolist()] for side in (order, order[::-1])]
     return Contrast(
@@ -142,7 +142,7 @@ def different_texts() -> CompressiveError:
     )
 
 
-def _word(pieces: Pieces, at: int, first: NDArray[np.float64], second: NDArray[np.float64]) -> Word:
+def _word(pieces: TokenSpans, at: int, first: NDArray[np.float64], second: NDArray[np.float64]) -> Word:
     return Word(pieces.words[at], int(pieces.word_starts[at]), float(first[at]), float(second[at]))
 
 

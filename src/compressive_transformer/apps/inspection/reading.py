@@ -14,7 +14,7 @@ from torch import Tensor
 from ...attention.positions import PositionCache
 from ...data.tokenizers import Tokenizer
 from ...errors import CompressiveError
-from ...evaluate.buckets import Pieces
+from ...evaluate.buckets import TokenSpans
 from ...evaluate.reconstruction import Reconstruction, squares_of_commits, watched_commits
 from ...memory import Memory
 from ...model import CompressiveTransformer, evaluation_mode, with_lengths
@@ -77,7 +77,7 @@ def inspect_text(
                 reader.read(segment, targets)
                 if progress is not None:
                     progress(len(segment))
-        return reader.result(Pieces.of(tokenizer, ids.numpy()))
+        return reader.result(TokenSpans.from_ids(tokenizer, ids.numpy()))
 
 
 def _finite(nats: Tensor, first: int) -> NDArray[np.float64]:
@@ -154,7 +154,7 @@ class _Reader:
                 if len(self._helped) > self._best:
                     heapq.heappop(self._helped)
 
-    def result(self, pieces: Pieces) -> Inspection:
+    def result(self, pieces: TokenSpans) -> Inspection:
         """Return the inspection, once the text is read."""
         helped = {attention.token: attention for *_, attention in self._helped}
         kept, missing = self._kept.states(), {}

@@ -13,7 +13,7 @@ from ...compression import COMPRESSIONS
 from ...config import ModelConfig
 from ...config.toml import to_dict
 from ...evaluate import ByFrequency
-from ...evaluate.buckets import Pieces
+from ...evaluate.buckets import TokenSpans
 from ...evaluate.reconstruction import Reconstruction
 from .attention import LayerAttention, Slot, TokenAttention
 from .contrast import Contrast, Reading, contrast
@@ -29,7 +29,7 @@ class Inspection:
     """
 
     config: ModelConfig
-    pieces: Pieces
+    pieces: TokenSpans
     """Text as the tokenizer decodes it, and the part that each token completes."""
     nats: NDArray[np.float64]
     """−ln p(token | all before) `[tokens]`, in nats."""
