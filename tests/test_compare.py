@@ -144,7 +144,17 @@ def test_runs_are_averaged_for_documents_and_paired_for_seeds() -> None:
 
 @pytest.mark.parametrize(
     ("runs", "quantile"),  # of Student's t at 97.5 %, from printed tables
-    [(2, 12.7062), (3, 4.3027), (4, 3.1824), (5, 2.7764), (6, 2.5706), (11, 2.2281), (31, 2.0423), (41, 2.0211), (121, 1.9799)],
+    [
+        (2, 12.7062),
+        (3, 4.3027),
+        (4, 3.1824),
+        (5, 2.7764),
+        (6, 2.5706),
+        (11, 2.2281),
+        (31, 2.0423),
+        (41, 2.0211),
+        (121, 1.9799),
+    ],
 )
 def test_the_interval_over_seeds_is_students(runs: int, quantile: float) -> None:
     gains = np.random.default_rng(runs).normal(size=runs)

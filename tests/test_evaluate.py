@@ -35,7 +35,7 @@ def scored(model: CompressiveTransformer, corpus: Corpus) -> Evaluation:
 @pytest.fixture(autouse=True)
 def _short_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     # The package's name `evaluate` is the function; the module is found under its full name.
-    monkeypatch.setattr(sys.modules["compressive_transformer.evaluate.subset"], "LONG_ENOUGH", 20)
+    monkeypatch.setattr(sys.modules["compressive_transformer.evaluate.subset"], "LONG_DOCUMENT", 20)
 
 
 def score(**counts: float) -> Score:

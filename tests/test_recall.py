@@ -30,7 +30,7 @@ from compressive_transformer.evaluate import ByPosition, dynamic_evaluate, evalu
 from compressive_transformer.evaluate.recall import (
     REACHES,
     Answer,
-    Bucket,
+    AnswerGroup,
     answers_of,
     count_right,
     reach_of,
@@ -264,14 +264,14 @@ def test_what_holds_an_answer_is_the_slot_that_stands_for_its_token(fields: dict
 
 
 def test_a_corpus_without_answers_and_one_of_other_tokens_are_refused(corpus: Corpus, data: Corpus) -> None:
-    with pytest.raises(CompressiveError, match="split test has no answers: distant recall is measured on a corpus"):
+    with pytest.raises(CompressiveError, match="split test has no answers: distant recall needs a corpus made"):
         recall_accuracy(tiny_model(), corpus.test)
     with pytest.raises(CompressiveError, match="the corpus has 257 token ids, the model 300"):
         recall_accuracy(tiny_model(vocab_size=300), data.test)
 
 
 def test_a_bucket_without_answers_has_no_accuracy() -> None:
-    assert Bucket("none", 0, 0).to_dict() == {"label": "none", "answers": 0, "right": 0, "accuracy": None}
+    assert AnswerGroup("none", 0, 0).to_dict() == {"label": "none", "answers": 0, "right": 0, "accuracy": None}
 
 
 # --- keys hidden in text ---

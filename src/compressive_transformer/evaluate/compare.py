@@ -60,7 +60,7 @@ class Comparison:
     deviation: float | None
     """Standard deviation of `differences` (n − 1); None for a single pair."""
     difference_over_runs: tuple[float, float] | None
-    """95 % interval of the mean of `differences`, by Student's t on n − 1 degrees of freedom; None for a single pair."""
+    """95 % interval of the mean of `differences`, Student's t with n − 1 degrees of freedom; None for a single pair."""
 
     def __str__(self) -> str:
         runs = f", means of {self.runs} runs" if self.runs > 1 else ""
@@ -123,7 +123,8 @@ def compare_runs(
     """
     if len(first) != len(second) or not first:
         raise CompressiveError(
-            f"first has {len(first)} results and second {len(second)}: give the same number of each, at least one, paired by seed"
+            f"first has {len(first)} results and second {len(second)}: give the same number of each, at least one, "
+            "paired by seed"
         )
     if resamples < 1 or seed < 0:
         raise CompressiveError(f"resamples ({resamples}) must be 1 or more and seed ({seed}) 0 or more")
@@ -221,7 +222,7 @@ def _student_quantile(freedom: int) -> float:
     z = statistics.NormalDist().inv_cdf((1 + COVERAGE) / 2)
     # Abramowitz and Stegun (1964), 26.7.5; the next term is below 1e-5 from 31 degrees of freedom on.
     terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+    return math.fsum([z, *(term / freedom**power for power, term in enumerate(terms, 1))])
 
 
 def _between(interval: tuple[float, float] | None, form: str) -> str:

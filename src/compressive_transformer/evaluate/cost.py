@@ -1,4 +1,4 @@
-"""What a configuration costs and how far it remembers, layer by layer, before anything is trained."""
+"""Cost and temporal range of a config, layer by layer, before anything is trained."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from ..model import CompressiveTransformer
 
 @dataclass(frozen=True)
 class Cost:
-    """What a part of a model costs and how far it reaches; multiply-adds are those of matrix products, per token."""
+    """The cost and the reach of a part of a model; multiply-adds are those of matrix products, per token."""
 
     attention_width: float = 0
-    """States that a token at the end of a segment attends to; of a model, the mean over layers."""
+    """States that the last token of a segment attends to; for a whole model, the mean over layers."""
     temporal_range: int = 0
     """Tokens that can reach a prediction through memory."""
     parameters: int = 0
-    """Parameters of the network, those of f_c left out."""
+    """Parameters of the network, without compression functions."""
     compression_parameters: int = 0
-    """Parameters of f_c and, in training by auto-encoding, of its decoder."""
+    """Parameters of the compression function and, when trained by auto-encoding, of its decoder."""
     memory_bytes: int = 0
-    """Bytes of the states in fp32 that a lane holds when its segment is full, slots for waiting states included."""
+    """Bytes of the memory of a lane in fp32, when its segment is full; slots for waiting states included."""
     multiply_adds: float = 0.0
-    """Reading, forward, the projections of positions left out."""
+    """Forward pass of reading, without the projections of positions."""
     position_multiply_adds: float = 0.0
-    """The projections of positions where a lane reads alone; lanes of one age share them."""
+    """Projections of positions for a single lane; lanes of one age share them."""
     loss_multiply_adds: float = 0.0
-    """The compression loss, forward, which training needs in addition."""
+    """Forward pass of the compression loss, which training needs in addition."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """The costs of a configuration: of each layer, of what is outside of the layers, and in total."""
+    """The costs of a config: of each layer, outside of the layers, and in total. `print` shows a table."""
 
     config: ModelConfig
+    """The config."""
     layers: tuple[Cost, ...]
+    """Cost of each layer."""
     outside: Cost
-    """Embedding, final norm and logits."""
+    """Cost of embedding, final norm and logits."""
 
     @property
     def total(self) -> Cost:
@@ -52,7 +54,7 @@ class Description:
         return Cost(**{**sums, "attention_width": self.config.attention_width})
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
         layers = [{**self.config.of_layer(layer)._asdict(), **asdict(cost)} for layer, cost in enumerate(self.layers)]
         parts = {"outside": asdict(self.outside), "total": asdict(self.total)}
         return {"model": to_dict(self.config), "layers": layers, **parts}
@@ -82,31 +84,39 @@ HEADINGS = (
 )
 LEGEND = """\
 width: states that a token attends to at most (total: mean over layers); range: tokens that can reach a prediction
-through memory; bytes: of one lane, in fp32; mult-adds: matrix products per token, forward: to read it with a full
-memory, to project positions (lanes of one age share that), and for the compression loss (in training only)."""
+through memory; bytes: memory of one lane in fp32; mult-adds: of matrix products in the forward pass, per token: to read
+it with full memory, to project positions (shared by lanes of one age), for the compression loss (training only)."""
 
 
 def describe(config: ModelConfig) -> Description:
-    """The costs of a configuration, counted on models whose tensors have shapes but no numbers (meta device).
+    """Return the costs of a config, counted on models on PyTorch's meta device.
 
     A lane with full memory reads one segment of n = `segment_length` tokens in one call. Multiply-adds are those of
-    all matrix products that this implementation does for it, masked slots included, divided by n. With n_m, n_cm,
-    c and d as in the paper and S = n_cm + n_m + r + n slots, r of them for states that wait, a segment takes in a
-    layer
+    all matrix products that this implementation computes for it, masked slots included, divided by n. With n_m, n_cm,
+    c and d as in the paper and S = n_cm + n_m + r + n slots, r of them for waiting states, a segment takes in a layer
 
-    - queries d² · n; keys and values 2 · d² · S, since memory holds states and they are made anew; output d² · n;
-    - scores by content d · n · S, mixing of values as many, scores by position d · n · (rows of distances);
+    - queries d² · n; keys and values 2 · d² · S, since memory holds states and projects them at each call; output
+      d² · n;
+    - scores by content d · n · S, the mixing of values the same, scores by position d · n · (rows of distances);
     - the feed-forward network 2 · d · d_ff · n;
-    - f_c for the groups of a commit: c · d² a group for a convolution;
+    - the compression function for the groups of a commit: c · d² per group for a convolution;
 
-    and outside of the layers d · vocab_size · n for logits. There are n_m + r + n + 1 rows of distances, and where
-    slots are compressed n / c + n_cm - 1 more under "span" (n rounded up to a multiple of c, here and where queries
-    enter above) or n + n_cm - 1 under "unit". The projections of positions take d² a row, c times as many rows of
+    and outside of the layers d · vocab_size · n for logits. There are n_m + r + n + 1 rows of distances. If slots are
+    compressed, there are n / c + n_cm - 1 more under "span" (n rounded up to a multiple of c, here and for the queries
+    above) or n + n_cm - 1 under "unit". The projections of positions take d² per row, for c times as many rows of
     compressed slots under "span".
 
-    Logits of adaptive clusters take less, and the projections of their rows, which depend on the text, are left out.
-    Reading token by token takes more, since each call projects all slots. Raises CompressiveError for a compression
-    function that is not registered, or cannot be run without numbers.
+    Logits of an adaptive vocabulary take less; the projections of its rows depend on the text and are left out.
+    Reading token by token takes more, since each call projects all slots.
+
+    Args:
+        config: The config.
+
+    Returns:
+        The costs of each layer, outside of the layers, and in total.
+
+    Raises:
+        CompressiveError: The compression function is not registered, or does not run on the meta device.
     """
     layers = [replace(config, n_layers=1, **config.of_layer(layer)._asdict()) for layer in range(config.n_layers)]
     costs = {alone: _costs(alone) for alone in set(layers)}  # equal layers cost the same
@@ -115,34 +125,34 @@ def describe(config: ModelConfig) -> Description:
 
 
 def _costs(config: ModelConfig) -> tuple[Cost, Cost]:
-    """The costs of the layer and of what is outside of it, for a model of one layer."""
+    """Return the costs of the layer and of everything outside of it, for a model of one layer."""
     with torch.device("meta"):
         model = CompressiveTransformer(config).float()
     # Which rows an adaptive embedding projects depends on the text, and there is none.
     model.embedding.forward = lambda ids: torch.zeros(*ids.shape, config.d_model, device="meta")  # type: ignore[method-assign]
     tokens, block = config.segment_length, model.blocks[0]
-    one, outside = _multiply_adds(model, batch_size=1)
-    each = _multiply_adds(model, batch_size=2)[0] - one  # what a second lane adds
+    first, outside = _multiply_adds(model, batch_size=1)
+    second = _multiply_adds(model, batch_size=2)[0] - first  # a second lane of the same age
     in_training = _multiply_adds(model, batch_size=1, training=True)[0]
     compression = sum(p.numel() for name, p in block.named_parameters() if name.startswith("compression"))
-    of_layer = sum(p.numel() for p in block.parameters())
-    held = sum(states.nbytes for name, states in model.empty_memory(1).state_dict().items() if name != "seen")
+    parameters = sum(p.numel() for p in block.parameters())
+    memory = sum(states.nbytes for name, states in model.empty_memory(1).state_dict().items() if name != "seen")
     layer = Cost(
         attention_width=config.attention_width,
         temporal_range=config.temporal_range,
-        parameters=of_layer - compression,
+        parameters=parameters - compression,
         compression_parameters=compression,
-        memory_bytes=held + tokens * config.d_model * torch.float32.itemsize,
-        multiply_adds=each / tokens,
-        position_multiply_adds=(one - each) / tokens,
-        loss_multiply_adds=(in_training - one) / tokens,
+        memory_bytes=memory + tokens * config.d_model * torch.float32.itemsize,
+        multiply_adds=second / tokens,
+        position_multiply_adds=(first - second) / tokens,
+        loss_multiply_adds=(in_training - first) / tokens,
     )
-    rest = sum(p.numel() for p in model.parameters()) - of_layer
+    rest = sum(p.numel() for p in model.parameters()) - parameters
     return layer, Cost(parameters=rest, multiply_adds=outside / tokens)
 
 
 def _multiply_adds(model: CompressiveTransformer, *, batch_size: int, training: bool = False) -> tuple[int, int]:
-    """Multiply-adds of the only layer and outside of it, while lanes of one age read a segment with full memory."""
+    """Count multiply-adds of the only layer and outside of it, as lanes of one age read a segment with full memory."""
     from torch.utils.flop_counter import FlopCounterMode  # nothing else of PyTorch has imported it
 
     config = model.config
@@ -155,10 +165,10 @@ def _multiply_adds(model: CompressiveTransformer, *, batch_size: int, training: 
     except (NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise CompressiveError(
-            f"a model with compression = {config.compression!r} cannot be run without numbers (on PyTorch's meta "
-            f"device), so its cost cannot be counted: {reason}"
+            f"compression = {config.compression!r} does not run on PyTorch's meta device, so its cost cannot be "
+            f"counted: {reason}"
         ) from None
-    counts = {name: sum(counted.values()) // 2 for name, counted in counter.get_flop_counts().items()}
+    counts = {name: sum(flops.values()) // 2 for name, flops in counter.get_flop_counts().items()}
     layer = counts["CompressiveTransformer.blocks.0"]
     return layer, counts["Global"] - layer
 

@@ -1,4 +1,4 @@
-"""Dynamic evaluation: the model goes on learning from the text that it is scored on."""
+"""Dynamic evaluation: the model keeps learning from the text that it is scored on."""
 
 from __future__ import annotations
 
@@ -26,17 +26,26 @@ def dynamic_evaluate(
     by: Sequence[Buckets] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """The score of each document of `split` by a model that learns from each segment after it was scored on it.
+    """Score each document of a split with a model that learns from each segment after it was scored on it.
 
-    Dynamic evaluation (Krause et al. 2018, arXiv 1709.07432; 2019 for Transformer-XL, arXiv 1904.08378), in its
-    plainest form: one step of stochastic gradient descent a segment, theta - learning_rate · gradient of the mean
-    nats a token. Each document begins with the parameters of `model`, so it does not matter in which order documents
-    are read. They are read one after another, since lanes side by side would learn from one another.
+    Dynamic evaluation (Krause et al. 2018, arXiv 1709.07432; 2019 for Transformer-XL, arXiv 1904.08378) in its
+    simplest form: one step of SGD per segment, theta - learning_rate · gradient of the mean nats per token. Each
+    document starts from the weights of `model`, so the order of documents does not matter. Documents are read one
+    after another, since lanes side by side would learn from one another. Compression functions do not change: the
+    task loss does not reach them.
 
-    Compression functions stay as they are: only the task loss is learnt from, and it does not reach them. With a
-    learning rate of 0 this is `evaluate(model, split, batch_size=1)` to the bit. `model` is not changed; a copy learns.
+    Args:
+        model: The model; a copy learns.
+        split: The documents.
+        learning_rate: Step size; 0 gives exactly `evaluate(model, split, batch_size=1)`.
+        by: Parts of the text to score too, see `ByPosition` and `ByFrequency`.
+        progress: Called after each segment with the number of tokens that were scored.
 
-    Raises CompressiveError as `evaluate` does, and for a learning rate that is negative or no number.
+    Returns:
+        Scores as `evaluate` returns them, with the learning rate among the conditions.
+
+    Raises:
+        CompressiveError: The learning rate is negative or not finite, or as `evaluate`.
     """
     if not 0 <= learning_rate < math.inf:
         raise CompressiveError(f"learning_rate ({learning_rate}) must be 0 or more, and finite")

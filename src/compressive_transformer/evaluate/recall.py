@@ -1,4 +1,4 @@
-"""Distant recall: how often a model knows again what it read far back, and by which memory it could."""
+"""Distant recall: how often a model predicts what it read far back, by distance and by the memory that holds it."""
 
 from __future__ import annotations
 
@@ -20,65 +20,68 @@ from ..model import CompressiveTransformer
 from .reading import ReadSegment, read_split
 
 RANGES = 4
-"""Buckets by distance."""
+"""Number of ranges of distance."""
 REACHES = (
     "segment or recent memory",
     "compressed memory, one group",
     "compressed memory, two groups",
     "beyond reach of one layer",
 )
-"""Two groups: an answer begins the group after that of the token before it, by which it is found."""
+"""The memory that holds an answer. Two groups: the answer and the key before it are in different groups."""
 
 
 class Answer(NamedTuple):
-    """Tokens that were read before after the same key, and that a model is to know now."""
+    """Tokens of a document that stood in it before, after the same key."""
 
     first: int
-    """Place of the first in its document."""
+    """Position of the first token in the document."""
     stop: int
-    """The place after the last."""
+    """Position after the last token."""
     distance: int
-    """Tokens back to where they were read last."""
+    """Distance to the last occurrence (tokens)."""
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Some of the answers."""
+class AnswerGroup:
+    """A group of answers, and how many of them are right."""
 
     label: str
+    """Name of the group."""
     answers: int
+    """Number of answers."""
     right: int
-    """Answers of which the model predicted every token."""
+    """Number of answers of which the model predicted every token."""
 
     @property
     def accuracy(self) -> float | None:
-        """Share of answers that are right; None without answers."""
+        """Fraction of answers that are right; None without answers."""
         return self.right / self.answers if self.answers else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts and accuracy as plain values."""
+        """Return counts and accuracy as plain values."""
         return {**asdict(self), "accuracy": self.accuracy}
 
 
 @dataclass(frozen=True)
 class Recall:
-    """How often a model's likeliest tokens were the answers of a split."""
+    """The accuracy of a model on the answers of a split. `print` shows a table."""
 
-    total: Bucket
+    total: AnswerGroup
+    """All answers."""
     chance: float
-    """Accuracy of a guess among all that an answer of its length can be."""
-    by_reach: tuple[Bucket, ...]
-    """By the memory that holds the last occurrence when its answer is predicted, in the layer where it is nearest."""
-    by_distance: tuple[Bucket, ...]
-    """By distance to the last occurrence, in ranges of equal width (tokens)."""
-    documents: tuple[Bucket, ...]
-    """Each document of the split, in order."""
+    """Accuracy of a random guess."""
+    by_reach: tuple[AnswerGroup, ...]
+    """Answers by the memory that holds the last occurrence at prediction, in the layer where it is nearest."""
+    by_distance: tuple[AnswerGroup, ...]
+    """Answers by distance to the last occurrence, in ranges of equal width (tokens)."""
+    documents: tuple[AnswerGroup, ...]
+    """Answers of each document, in the order of the split."""
     conditions: dict[str, Any]
     """The split, the corpus and the model's config."""
 
     @property
     def accuracy(self) -> float:
-        """Share of answers of which every token is the likeliest, given all that stands before it."""
+        """Fraction of answers of which every token is the likeliest, given all tokens before it."""
         return self.total.right / self.total.answers
 
     def __str__(self) -> str:
@@ -94,7 +97,7 @@ class Recall:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
         parts = {name: getattr(self, name) for name in ("by_reach", "by_distance", "documents")}
         return {
             "accuracy": self.accuracy,
@@ -107,13 +110,22 @@ class Recall:
 
 
 def recall_accuracy(model: CompressiveTransformer, split: Split, *, batch_size: int = 32) -> Recall:
-    """How often the likeliest tokens are the answers of a split of a recall corpus.
+    """Measure how often the likeliest tokens are the answers of a recall corpus.
 
-    Each document is read from its beginning with memory; an answer is right where each of its tokens is the
-    likeliest after all that stands before it. The result does not depend on `batch_size`, the number of documents that
-    are read side by side.
+    Each document is read from its start with memory; an answer is right if each of its tokens is the likeliest after
+    all tokens before it.
 
-    Raises CompressiveError for a corpus without answers, and for one of another tokenizer than the model's.
+    Args:
+        model: The model.
+        split: A split of a corpus made from `recall:` or `passkey:`.
+        batch_size: Documents that are read side by side. The result does not depend on it.
+
+    Returns:
+        Accuracy in total, by memory, by distance and by document.
+
+    Raises:
+        CompressiveError: The split has no answers, was prepared with another tokenizer than the model's, or
+            `batch_size` is less than 1.
     """
     reading = read_split(model, split, batch_size=batch_size)
     answers = answers_of(split)
@@ -122,21 +134,21 @@ def recall_accuracy(model: CompressiveTransformer, split: Split, *, batch_size: 
 
 
 def answers_of(split: Split) -> list[list[Answer]]:
-    """The answers of each document, told from its tokens alone.
+    """Return the answers of each document: runs of targets that stood in it before, after the same token.
 
-    They are the runs of targets that stood in the document before, after the same token. Raises CompressiveError where
-    there is none.
+    Raises:
+        CompressiveError: There are none.
     """
     answers = [_answers_in(split, split.read(number)) for number in range(len(split.documents))]
     if not any(answers):
         raise CompressiveError(
-            f"split {split.name} has no answers: distant recall is measured on a corpus made from recall: or passkey:"
+            f"split {split.name} has no answers: distant recall needs a corpus made from recall: or passkey:"
         )
     return answers
 
 
 def count_right(answers: Sequence[Sequence[Answer]], predicted: Sequence[NDArray[np.bool_]]) -> list[list[bool]]:
-    """Whether each answer of each document is right; `predicted[document] [tokens]`: the token was the likeliest."""
+    """Return True for each right answer of each document; `predicted[document] [tokens]`: the token was likeliest."""
     return [
         [bool(hits[answer.first : answer.stop].all()) for answer in asked]
         for asked, hits in zip(answers, predicted, strict=True)
@@ -144,9 +156,9 @@ def count_right(answers: Sequence[Sequence[Answer]], predicted: Sequence[NDArray
 
 
 def reach_of(config: ModelConfig, answer: Answer) -> int:
-    """The place in `REACHES` of what holds an answer's last occurrence when it is predicted.
+    """Return the index in `REACHES` of the memory that holds the last occurrence of an answer when it is predicted.
 
-    Segments begin at multiples of `segment_length`, since documents do. Of layers that differ the nearest counts.
+    Segments begin at multiples of `segment_length`, as documents do. Of layers that differ the nearest counts.
     """
     # The token at place p is the input of place p + 1, and so of that number among the states of its document.
     state, segment = answer.first - answer.distance + 1, answer.first // config.segment_length
@@ -172,10 +184,10 @@ def _answers_in(split: Split, ids: NDArray[np.int64]) -> list[Answer]:
     # 1 where a run begins, -1 after its end.
     borders = np.diff(split.is_target(ids).astype(np.int8), prepend=0, append=0)
     for first, stop in zip(np.flatnonzero(borders == 1).tolist(), np.flatnonzero(borders == -1).tolist(), strict=True):
-        said = (int(ids[first - 1]) if first else split.start_id, *ids[first:stop].tolist())
-        if said in last:
-            answers.append(Answer(first, stop, first - last[said]))
-        last[said] = first
+        key_and_answer = (int(ids[first - 1]) if first else split.start_id, *ids[first:stop].tolist())
+        if key_and_answer in last:
+            answers.append(Answer(first, stop, first - last[key_and_answer]))
+        last[key_and_answer] = first
     return answers
 
 
@@ -196,25 +208,25 @@ def _summary(
     config: ModelConfig, split: Split, answers: Sequence[Sequence[Answer]], right: Sequence[Sequence[bool]]
 ) -> Recall:
     asked = [answer for of_document in answers for answer in of_document]
-    known = np.array([value for of_document in right for value in of_document])
+    right_answers = np.array([value for of_document in right for value in of_document])
     distances = np.array([answer.distance for answer in asked])
     reaches = np.array([reach_of(config, answer) for answer in asked])
     least, width = int(distances.min()), int(np.ptp(distances)) + 1
     borders = [least + width * number // RANGES for number in range(RANGES + 1)]
     documents = zip(split.documents, right, strict=True)
     return Recall(
-        total=_bucket("total", known),
+        total=_group("total", right_answers),
         chance=float(np.mean([len(split.targets or ()) ** (answer.first - answer.stop) for answer in asked])),
-        by_reach=tuple(_bucket(label, known[reaches == number]) for number, label in enumerate(REACHES)),
+        by_reach=tuple(_group(label, right_answers[reaches == number]) for number, label in enumerate(REACHES)),
         by_distance=tuple(
-            _bucket(f"{low:,}–{high - 1:,}", known[(low <= distances) & (distances < high)])
+            _group(f"{low:,}–{high - 1:,}", right_answers[(low <= distances) & (distances < high)])
             for low, high in pairwise(borders)
             if low < high
         ),
-        documents=tuple(_bucket(document.title, np.array(of_document)) for document, of_document in documents),
+        documents=tuple(_group(document.title, np.array(of_document)) for document, of_document in documents),
         conditions={"split": split.name, "corpus_fingerprint": split.fingerprint, "model": to_dict(config)},
     )
 
 
-def _bucket(label: str, known: NDArray[np.bool_]) -> Bucket:
-    return Bucket(label, len(known), int(known.sum()))
+def _group(label: str, right_answers: NDArray[np.bool_]) -> AnswerGroup:
+    return AnswerGroup(label, len(right_answers), int(right_answers.sum()))

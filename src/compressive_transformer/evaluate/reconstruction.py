@@ -1,4 +1,4 @@
-"""What compression loses, measured for any function beside mean pooling; reading itself pays nothing for it."""
+"""Attention reconstruction error (Algorithm 2) of any compression function, beside that of mean pooling."""
 
 from __future__ import annotations
 
@@ -23,31 +23,40 @@ Commits = dict[int, tuple[Projected, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Squared error / squared target of attention reconstruction (Algorithm 2), one number a layer.
+    """Squared error / squared target of attention reconstruction (Algorithm 2), one number per layer.
 
-    0 is perfect, 1 as bad as zeros in place of what attention read. 0 too where a layer never evicts.
+    0 is perfect, 1 is as bad as reading zeros. Layers that never evict have 0.
     """
 
     error: tuple[float, ...]
-    """That of the model's compression functions."""
+    """Error of the compression functions of the model."""
     mean_pooling: tuple[float, ...]
-    """That of mean pooling on the same evicted states."""
+    """Error of mean pooling of the same evicted states."""
 
     @classmethod
-    def of(cls, squares: Tensor) -> Self:
-        """The relative errors of summed `squares [n_layers, 3]`, see `squares_of_commits`."""
+    def from_squares(cls, squares: Tensor) -> Self:
+        """Return the relative errors of summed `squares [n_layers, 3]`, see `squares_of_commits`."""
         error, pooled, target = squares.unbind(1)
         target = target.clamp(min=torch.finfo(target.dtype).tiny)
         return cls(tuple((error / target).tolist()), tuple((pooled / target).tolist()))
 
 
 def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch_size: int = 8) -> Reconstruction:
-    """How well compressed memory stands in for what was evicted, over all commits while `split` is read.
+    """Measure how well compressed memory replaces the evicted states, over all commits while a split is read.
 
-    Documents are read from their beginnings, `batch_size` of them side by side, on which the result does not depend. It
-    is the same measure whatever the model's `compression_loss`, also for functions without parameters.
+    The measure is the same whatever the model's `compression_loss`, and works for functions without parameters.
 
-    Raises CompressiveError where the split was made with another tokenizer than the model's.
+    Args:
+        model: The model.
+        split: The documents, read from their starts.
+        batch_size: Documents that are read side by side. The result does not depend on it.
+
+    Returns:
+        The error of each layer, and that of mean pooling.
+
+    Raises:
+        CompressiveError: The split was prepared with another tokenizer than the model's, or `batch_size` is less than
+            1.
     """
     totals = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
     with watched_commits(model) as commits:
@@ -55,13 +64,13 @@ def measure_reconstruction(model: CompressiveTransformer, split: Split, *, batch
             with torch.no_grad():
                 totals += squares_of_commits(model, commits, before=memory.seen, after=output.memory.seen)
             commits.clear()
-    return Reconstruction.of(totals)
+    return Reconstruction.from_squares(totals)
 
 
 def squares_of_commits(model: CompressiveTransformer, commits: Commits, *, before: Tensor, after: Tensor) -> Tensor:
-    """Summed squares `[n_layers, 3]` of what one reading committed: the error, mean pooling's, and the target.
+    """Return summed squares `[n_layers, 3]` of the commits of one call: error, error of mean pooling, target.
 
-    `before` and `after [batch]` are the tokens seen before and after it. A layer that committed nothing has 0.
+    `before` and `after [batch]` are the tokens seen before and after the call. A layer without a commit has 0.
     """
     sums = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
     for layer, (projected, evicted, new) in commits.items():
@@ -72,16 +81,19 @@ def squares_of_commits(model: CompressiveTransformer, commits: Commits, *, befor
         new = match_rms(new, evicted) if model.blocks[layer].matches_rms else new
         pooled = evicted.mean(2)
         pooled = match_rms(pooled, evicted) if model.config.compressed_scale == "rms" else pooled
-        for at, compressed in enumerate((new, pooled)):
+        for column, compressed in enumerate((new, pooled)):
             slots = attention.frozen_keys_values(compressed)
             squares, target = attention_reconstruction(queries, target_slots, slots, counts=counts)
-            sums[layer, at], sums[layer, 2] = squares.double().sum(), target.double().sum()
+            sums[layer, column], sums[layer, 2] = squares.double().sum(), target.double().sum()
     return sums
 
 
 @contextlib.contextmanager
 def watched_commits(model: CompressiveTransformer) -> Iterator[Commits]:
-    """Filled while the model reads a segment of each lane at a time, and stays so until the next one is read."""
+    """Yield a dictionary that the model fills with the commits of each layer while it reads a segment of each lane.
+
+    Entries stay until the layer commits again; clear it between calls.
+    """
     projected: dict[int, Projected] = {}
     commits: Commits = {}
     handles = []

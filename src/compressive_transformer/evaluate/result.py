@@ -1,4 +1,4 @@
-"""What an evaluation gives: nats, what they are divided by, and under which conditions they came about."""
+"""Results of an evaluation: nats, the counts that divide them, and the conditions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Score:
-    """The negative log-likelihood of some text, with what it can be divided by.
+    """The negative log-likelihood of a text, and the counts that it is divided by.
 
-    Where the corpus says which tokens are targets, `tokens` and `bytes` count these only, and there are no words.
+    If the corpus says which tokens are targets, `tokens` and `bytes` count only these, and there are no words.
     """
 
     nats: float
+    """-ln p of all tokens."""
     tokens: int
+    """Number of tokens."""
     words: int
+    """Number of words, separated by whitespace."""
     bytes: int
+    """Number of UTF-8 bytes."""
 
     @property
     def word_perplexity(self) -> float:
-        """exp(nats / whitespace-separated words) (Sec. 4.2); inf where it is beyond floating point."""
+        """exp(nats / whitespace-separated words) (Sec. 4.2); inf without words or beyond floating point."""
         return _exp(self.nats / self.words) if self.words else math.inf
 
     @property
@@ -36,7 +40,7 @@ class Score:
         return self.nats / self.tokens if self.tokens else math.nan
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Counts and measures as plain values; None for a perplexity beyond floating point and for a division by 0."""
+        """Return counts and measures as plain values; None for a division by 0 and for a perplexity that is inf."""
         perplexity = self.word_perplexity
         return {
             **asdict(self),
@@ -48,15 +52,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The score of a split: in total, of each document, and under which conditions."""
+    """The scores of a split: in total, of each document, of its parts, and the conditions. `print` shows a table."""
 
     total: Score
     documents: tuple[tuple[str, Score], ...]
     """Title and score of each document, in the order of the split."""
     conditions: dict[str, Any]
-    """What is needed to do it again: memory lengths, data, versions."""
+    """All that is needed to reproduce the scores: model, data, weights, versions."""
     buckets: Mapping[str, tuple[tuple[str, Score], ...]] = field(default_factory=dict)
-    """Label and score of each bucket that was asked for, under `by_position` and `by_frequency`."""
+    """Label and score of each bucket, under `by_position` and `by_frequency` if these were requested."""
 
     def __str__(self) -> str:
         total, memory = self.total, self.conditions["model"]
@@ -87,7 +91,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
         documents = [{"title": title, **score.to_dict()} for title, score in self.documents]
         buckets = {
             name: [{"bucket": label, **score.to_dict()} for label, score in scores]

@@ -1,4 +1,4 @@
-"""The one loop in which texts are scored: each document from its beginning, each token once."""
+"""Scores of a split: each document is read from its start, each token is predicted once."""
 
 from __future__ import annotations
 
@@ -33,15 +33,23 @@ def evaluate(
     world: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """The score of each document of `split`, read from its beginning with memory, each token predicted once.
+    """Score each document of a split, read from its start with memory; each token is predicted once.
 
-    The result does not depend on `batch_size`, the number of documents that are read side by side. `by` asks for scores
-    of parts of the text too, see `ByPosition` and `ByFrequency`. For other memory lengths see `with_lengths` and
-    `sweep`. Process `rank` of `world` reads its share, and all of them get the whole result. `progress` is told how
-    many tokens were scored.
+    Args:
+        model: The model; nothing is dropped out while it is scored.
+        split: The documents.
+        batch_size: Documents that are read side by side, over all processes. The result does not depend on it.
+        by: Parts of the text to score too, see `ByPosition` and `ByFrequency`.
+        rank: Number of this process, which reads its share of the documents. All processes return the whole result.
+        world: Number of processes.
+        progress: Called after each segment with the number of tokens that were scored.
 
-    Raises CompressiveError where the split was made with another tokenizer than the model's, and where `batch_size` is
-    less than the number of processes.
+    Returns:
+        Scores of the split, of its documents and of its parts. For other memory lengths see `sweep`.
+
+    Raises:
+        CompressiveError: The split was prepared with another tokenizer than the model's, `batch_size` is less than the
+            number of processes, or a part is made for another corpus.
     """
     reading = read_split(model, split, batch_size=batch_size, rank=rank, world=world, with_targets=True)
     tallies = [Tally(buckets, split) for buckets in by]
@@ -63,15 +71,25 @@ def sweep(
     batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
-    """The same network scored with each of some memory lengths (Tables 8 and 9 of the paper).
+    """Score the same network with several memory lengths (Tables 8 and 9 of the paper).
 
-    Every memory length with every compressed length, in this order, each one number or one for each layer; without
-    any of one kind the model's own stays.
-    A network trained without compressed memory cannot get one, see `with_lengths`.
+    Args:
+        model: The model. A model trained without compressed memory cannot get one, see `with_lengths`.
+        split: The documents.
+        memory_lengths: Lengths of recent memory (slots), each one number or one for each layer; empty for the model's.
+        compressed_lengths: Lengths of compressed memory, in the same form.
+        batch_size: Documents that are read side by side.
+        progress: Called after each segment with the number of tokens that were scored.
+
+    Returns:
+        One evaluation for each memory length with each compressed length, compressed lengths varying fastest.
+
+    Raises:
+        CompressiveError: A length does not fit the model (before anything is read), or as `evaluate`.
     """
     kinds = {"memory_length": memory_lengths, "compressed_length": compressed_lengths}
-    asked = {name: lengths for name, lengths in kinds.items() if lengths}
-    models = [with_lengths(model, **dict(zip(asked, lengths, strict=True))) for lengths in product(*asked.values())]
+    given = {name: lengths for name, lengths in kinds.items() if lengths}
+    models = [with_lengths(model, **dict(zip(given, lengths, strict=True))) for lengths in product(*given.values())]
     return [evaluate(changed, split, batch_size=batch_size, progress=progress) for changed in models]
 
 
@@ -99,7 +117,7 @@ def score_documents(
 def evaluation_of(
     model: CompressiveTransformer, split: Split, nats: Tensor, tallies: Sequence[Tally], **conditions: Any
 ) -> Evaluation:
-    """What `nats [documents]` and tallies amount to, and the conditions under which they came about."""
+    """Return the evaluation with `nats [documents]` and tallies; conditions of model and split are added."""
     scores = [
         (document.title, Score(lost, *_counts(split, number)))
         for number, (document, lost) in enumerate(zip(split.documents, nats.tolist(), strict=True))
@@ -115,7 +133,7 @@ def evaluation_of(
         "split": split.name,
         "corpus_fingerprint": split.fingerprint,
         "lossless": split.lossless,
-        "benchmark": _standing(split),
+        "benchmark": _benchmark(split),
         "averaging": "sums over all documents: exp(nats / words), nats / ln 2 / bytes",
         "model": to_dict(model.config),
         "weights_sha256": digest(model.state_dict()),
@@ -131,16 +149,16 @@ def evaluation_of(
 
 
 def _counts(split: Split, number: int) -> tuple[int, int, int]:
-    """Tokens, words and bytes of what is scored of a document."""
+    """Return the tokens, words and bytes of a document that are scored."""
     document = split.documents[number]
     if split.targets is None:
         return document.tokens, document.words, document.bytes
     targets = split.count_targets(number)
-    return targets, 0, targets  # such corpora are bytes as they are
+    return targets, 0, targets  # such corpora are raw bytes
 
 
-def _standing(split: Split) -> str | None:
-    """What a score on the split can be compared with, where it comes from published data."""
+def _benchmark(split: Split) -> str | None:
+    """Return the published data set that scores of the split can be compared on, if there is one."""
     if split.official:
         return f"{split.official}, the official {split.name} split"
     return (

@@ -175,7 +175,7 @@ class _Reader:
             nats_without=self._nats_without if self._compresses else None,
             attention=self._by_age.layers(len(self._nats)),
             tokens=tuple(attention for _, attention in sorted({**helped, **self._attended}.items())),
-            reconstruction=None if "reconstruction" in missing else Reconstruction.of(self._squares),
+            reconstruction=None if "reconstruction" in missing else Reconstruction.from_squares(self._squares),
             kept=None if "kept" in missing else kept,
             missing=missing,
         )
