@@ -1,9 +1,9 @@
-"""Where one setting of an experiment is ahead of another: by frequency of words (Table 7 of the paper), by position.
+"""Difference between two settings of an experiment by word frequency (Table 7 of the paper) and by position.
 
     python examples/buckets.py runs/books/runs/Transformer-XL runs/books/runs/conv data/books/ > results/buckets.json
 
-Both folders are a setting of an experiment, with its seeds in them; seeds that both have are paired. All networks are
-scored on what their experiment scored.
+Both folders are settings of an experiment; seeds that both have are paired. All networks are scored on the text
+that their experiment scored.
 """
 
 import json
@@ -21,7 +21,7 @@ from compressive_transformer.evaluate.compare import student_interval
 
 
 def scored(run: Path, corpus: ct.Corpus) -> ct.Evaluation:
-    """A finished run's score of what its experiment scored, in buckets."""
+    """Return the score of a finished run, in buckets, on the text that its experiment scored."""
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     if result["corpus"] != corpus.fingerprint:
         raise ct.CompressiveError(f"{run}: was trained on another corpus than {corpus.path}; give that")
@@ -38,14 +38,14 @@ def scored(run: Path, corpus: ct.Corpus) -> ct.Evaluation:
 
 
 def rows(name: str, baseline: list[ct.Evaluation], setting: list[ct.Evaluation]) -> list[dict[str, Any]]:
-    """Each bucket of one kind: nats of both, seed by seed, and their difference with its interval over seeds."""
-    found = []
+    """Return a row per bucket: nats of both settings, by seed, and their difference with its interval over seeds."""
+    result = []
     for number, (label, score) in enumerate(baseline[0].buckets[name]):
         if not score.bytes:
             continue
         nats = [[run.buckets[name][number][1].nats for run in side] for side in (baseline, setting)]
-        bits = [(own - other) / math.log(2) / score.bytes for other, own in zip(*nats, strict=True)]
-        found.append(
+        bits = [(second - first) / math.log(2) / score.bytes for first, second in zip(*nats, strict=True)]
+        result.append(
             {
                 "bucket": label,
                 "words": score.words,
@@ -55,11 +55,11 @@ def rows(name: str, baseline: list[ct.Evaluation], setting: list[ct.Evaluation])
                 "difference_over_runs": student_interval(bits) if len(bits) > 1 else None,
             }
         )
-    return found
+    return result
 
 
 def main(baseline: str, setting: str, data: str) -> None:
-    """Print all of it as JSON, the command included."""
+    """Print the results as JSON, with the command."""
     corpus, folders = ct.open_corpus(data), (Path(baseline), Path(setting))
     seeds = sorted(set.intersection(*({run.parent.name for run in f.glob("seed-*/result.json")} for f in folders)))
     if not seeds:

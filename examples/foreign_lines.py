@@ -1,11 +1,10 @@
-"""Are lines that do not belong into a log more surprising than its own? Trains on its first part, scores the rest.
+"""Detection of foreign lines in a log: train on its first part, score the rest with foreign lines inserted.
 
     python examples/foreign_lines.py logs/OpenSSH_2k.log logs/Linux_2k.log logs/Apache_2k.log --out runs/lines
 
-Of each of the other files lines are put among those of the second part, one after every 19, and all are scored as
-`compressive score` scores them: a stream that has read the end of the first part reads on. Prints the area
-under the ROC curve by bits per byte (1: every foreign line is more surprising than every own one; 0.5: chance) for each
-file and seed, as JSON.
+Lines of each of the other files are inserted into the second part, one after every 19, and all are scored as by
+`compressive score`, with a stream that has read the end of the first part. Prints the area under the ROC curve by
+bits per byte (1: every foreign line is more surprising than every genuine one; 0.5: chance) for each file and seed, as JSON.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ import torch
 import compressive_transformer as ct
 
 FIRST_PART, EVERY, READ_BEFORE = 0.7, 20, 200
-"""Share of the lines that is learned from; of so many lines one is foreign; lines that a stream reads before."""
+"""Share of lines for training; distance between foreign lines; lines that the stream reads before scoring."""
 
 
 def train_on(lines: Sequence[str], out: Path, *, steps: int, seed: int) -> Path:
-    """A run of a small model that has learned from lines; the last tenth of them validates."""
+    """Train a small model on lines, with the last tenth for validation, and return its run."""
     cut = len(lines) * 9 // 10
     for split, part in {"train": lines[:cut], "validation": lines[cut:]}.items():
         (out / "text" / split).mkdir(parents=True)
@@ -60,19 +59,19 @@ def train_on(lines: Sequence[str], out: Path, *, steps: int, seed: int) -> Path:
     return out / "run"
 
 
-def area_under_curve(own: Sequence[float], foreign: Sequence[float]) -> float:
-    """The probability that a foreign score is larger than an own one, ties counted as halves."""
-    difference = torch.tensor(foreign, dtype=torch.float64)[:, None] - torch.tensor(own, dtype=torch.float64)
+def area_under_curve(genuine: Sequence[float], foreign: Sequence[float]) -> float:
+    """Return the probability that a foreign score exceeds a genuine one; ties count one half."""
+    difference = torch.tensor(foreign, dtype=torch.float64)[:, None] - torch.tensor(genuine, dtype=torch.float64)
     return float((difference > 0).double().mean() + (difference == 0).double().mean() / 2)
 
 
-def foreign_score(run: Path, before: Sequence[str], own: Sequence[str], foreign: Sequence[str]) -> float:
-    """The area under the curve where foreign lines stand among `own`, after `before` was read."""
+def foreign_score(run: Path, before: Sequence[str], genuine: Sequence[str], foreign: Sequence[str]) -> float:
+    """Return the area under the curve for foreign lines among `genuine` ones, after reading `before`."""
     model, tokenizer = ct.load(run)
     stream = ct.Stream(model, tokenizer)
     stream.read("".join(before))
     lines, is_foreign, more = [], [], iter(foreign)
-    for number, line in enumerate(own):
+    for number, line in enumerate(genuine):
         lines.append(line)
         is_foreign.append(False)
         if number % (EVERY - 1) == EVERY - 2 and (other := next(more, None)):
@@ -86,7 +85,7 @@ def foreign_score(run: Path, before: Sequence[str], own: Sequence[str], foreign:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file, each with one end; those that are blank are left out."""
+    """Return the lines of a file without blank ones."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return [line.strip() + "\n" for line in text.split("\n") if line.strip()]
 
@@ -96,20 +95,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("log", type=Path)
     parser.add_argument("foreign", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True, help="a folder for corpora and runs, to be made")
+    parser.add_argument("--out", type=Path, required=True, help="folder for corpora and runs")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    given = parser.parse_args()
-    lines = lines_of(given.log)
+    options = parser.parse_args()
+    lines = lines_of(options.log)
     cut = int(len(lines) * FIRST_PART)
     results: dict[str, Any] = {}
-    for seed in given.seeds:
-        run = train_on(lines[:cut], given.out / str(seed), steps=given.steps, seed=seed)
-        for path in given.foreign:
+    for seed in options.seeds:
+        run = train_on(lines[:cut], options.out / str(seed), steps=options.steps, seed=seed)
+        for path in options.foreign:
             area = foreign_score(run, lines[cut - READ_BEFORE : cut], lines[cut:], lines_of(path))
             results.setdefault(path.name, []).append(round(area, 4))
     command = shlex.join(["python", "examples/foreign_lines.py", *sys.argv[1:]])
-    report = {"command": command, "format": 1, "log": given.log.name, "steps": given.steps, "seeds": given.seeds}
+    report = {"command": command, "format": 1, "log": options.log.name, "steps": options.steps, "seeds": options.seeds}
     print(json.dumps({**report, "foreign_lines": results}, indent=1))
 
 

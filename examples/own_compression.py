@@ -2,7 +2,7 @@
 
     python examples/own_compression.py runs/median
 
-Any command takes this file too, to know the function by its name:
+The command line can use this file as a plugin:
 
     compressive --plugin examples/own_compression.py generate runs/median/run
 """
@@ -18,10 +18,10 @@ from compressive_transformer.evaluate import truncate_split
 
 
 class MedianPool(ct.Compression):
-    """The median of each group, number by number."""
+    """Median of each group, per feature."""
 
     def forward(self, evicted: torch.Tensor) -> torch.Tensor:
-        """`[batch, group, compression_rate, d_model]` -> `[batch, group, d_model]`."""
+        """Compress `[batch, group, compression_rate, d_model]` to `[batch, group, d_model]`."""
         return evicted.median(dim=2).values
 
 
@@ -29,7 +29,7 @@ ct.COMPRESSIONS["median"] = MedianPool
 
 
 def main(out: Path) -> None:
-    """Prepare the corpus `out`/data, train the run `out`/run on it and score what was saved."""
+    """Prepare the corpus `out`/data, train `out`/run on it, load and score the saved model."""
     with as_file(files("compressive_transformer.apps.demo") / "sample") as sample:
         corpus = ct.prepare(sample, out / "data")
     config = ct.ModelConfig(

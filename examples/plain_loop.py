@@ -1,4 +1,4 @@
-"""A training loop of your own in plain PyTorch: memory goes from batch to batch, and documents begin with empty memory.
+"""A training loop in plain PyTorch: memory is carried from batch to batch and reset at the start of a document.
 
 python examples/plain_loop.py runs/plain
 """
@@ -32,8 +32,8 @@ def main(out: Path) -> None:
         compression_rate=4,
     )
     model = ct.CompressiveTransformer(config)
-    # The task loss reaches the network only and the compression loss the compression functions only. Each half has an
-    # optimizer group and a clip of its own, or one loss would change the steps of the other after all.
+    # The task loss trains the network only and the compression loss the compression functions only. Separate optimizer
+    # groups and gradient norms keep it so: with one norm over all, a large loss of one would shrink the other's step.
     compression = [p for name, p in model.named_parameters() if ".compression." in name]
     network = [p for name, p in model.named_parameters() if ".compression." not in name]
     optimizer = torch.optim.AdamW([{"params": network, "lr": 3e-3}, {"params": compression, "lr": 3e-4}])
@@ -41,7 +41,7 @@ def main(out: Path) -> None:
     memory = model.empty_memory(BATCH)
     segments = ct.lanes(corpus.train, batch_size=BATCH, length=config.segment_length)
     for step, segment in enumerate(islice(segments, STEPS), start=1):
-        memory = memory.reset(segment.starts)  # empty in those lanes that begin a document
+        memory = memory.reset(segment.starts)  # lanes that start a document
         output = model(segment.tokens, memory, segment.lengths)
         loss = ct.next_token_loss(output.logits, segment.targets)
         (loss + output.compression_loss).backward()
@@ -49,7 +49,7 @@ def main(out: Path) -> None:
             torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        memory = output.memory  # outside of any graph, so that backward never reaches the segment before
+        memory = output.memory  # detached: backward never reaches the previous segment
         if step % 10 == 0:
             print(f"step {step}  loss {loss.item():.3f} nats")
 

@@ -1,10 +1,10 @@
-"""Compression functions trained on one corpus, used in networks trained on another, and what stands in their place.
+"""Compression functions trained on one corpus, used in networks trained on another.
 
     python examples/transfer.py runs/speeches/runs/conv runs/books/runs/conv data/books/ > results/transfer.json
 
-Both folders are a setting of an experiment, with its seeds in them; seeds that both have are paired. The networks of
-the second are scored as their experiment scored them, four times: with their own functions, with those of the first,
-with mean pooling, and with functions as they were before training. Nothing is trained.
+Both folders are settings of experiments; seeds that both have are paired. The networks of the second are scored as in
+their experiment, four times: with their own functions, with those of the first, with mean pooling, and with untrained
+functions. Nothing is trained here.
 """
 
 import json
@@ -25,7 +25,7 @@ OWN, OTHER, MEAN, INITIAL = "own f_c", "f_c of the other corpus", "mean pooling"
 
 
 def transfer(donors: Path, networks: Path, corpus: ct.Corpus) -> dict[str, Any]:
-    """Bits per byte of each of the four, seed by seed, and what they are less those of the networks' own functions."""
+    """Return bits per byte of the four variants, by seed, and the differences to the networks' own functions."""
     seeds = [path.name for path in sorted(networks.glob("seed-*")) if (donors / path.name / "result.json").exists()]
     if not seeds:
         raise ct.CompressiveError(
@@ -71,26 +71,26 @@ def _variants(
     initial = ct.CompressiveTransformer(model.config)
     mean = ct.CompressiveTransformer(replace(model.config, compression="mean", compression_heads=1))
     yield OWN, model
-    # The donor's lengths of memory are its own affair; only its functions are taken.
+    # Only the functions of the donor are used, not its memory lengths.
     for name, other in ((OTHER, donor), (MEAN, mean), (INITIAL, initial)):
         yield name, ct.with_compression(model, other)
 
 
-def _row(name: str, own: list[dict[str, Any]], scores: list[dict[str, Any]]) -> dict[str, Any]:
-    compared = {} if name == OWN else ct.compare_runs(own, scores).to_dict()
-    kept = ("difference", "difference_over_runs", "difference_over_documents")
+def _row(name: str, baseline: list[dict[str, Any]], scores: list[dict[str, Any]]) -> dict[str, Any]:
+    compared = {} if name == OWN else ct.compare_runs(baseline, scores).to_dict()
+    fields = ("difference", "difference_over_runs", "difference_over_documents")
     return {
         "compression": name,
         "bits_per_byte": [score["bits_per_byte"] for score in scores],
-        **{key: compared.get(key) for key in kept},
+        **{key: compared.get(key) for key in fields},
     }
 
 
 def main(donors: str, networks: str, data: str) -> None:
-    """Print all of it as JSON, the command included."""
-    found = transfer(Path(donors), Path(networks), ct.open_corpus(data))
+    """Print the results as JSON, with the command."""
+    results = transfer(Path(donors), Path(networks), ct.open_corpus(data))
     command = shlex.join(["python", "examples/transfer.py", donors, networks, data])
-    print(json.dumps({"command": command, **found}, indent=1))
+    print(json.dumps({"command": command, **results}, indent=1))
 
 
 if __name__ == "__main__":

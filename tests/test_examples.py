@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 pytestmark = pytest.mark.usefixtures("cpu")
 
 
-def test_a_function_of_ones_own_is_trained_saved_loaded_and_evaluated(
+def test_own_compression_is_trained_saved_loaded_and_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(COMPRESSIONS, "median", COMPRESSIONS["mean"])  # set back afterwards
@@ -51,7 +51,7 @@ SMALLER = {
 }
 
 
-def test_the_notebook_runs_from_top_to_bottom_and_holds_no_output(
+def test_the_notebook_runs_and_holds_no_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="its pictures need the extra `plot`")
@@ -90,7 +90,7 @@ def test_a_plain_loop_learns_and_saves_a_model(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning and what it stands on
-def test_a_run_with_lightning_goes_on_with_its_memory_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_with_lightning_resumes_exactly(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     example = runpy.run_path(str(EXAMPLES / "lightning_loop.py"))
     resumed = example["main"](tmp_path)
@@ -107,7 +107,8 @@ def test_a_run_with_lightning_goes_on_with_its_memory_to_the_bit(tmp_path: Path)
     assert resumed.lanes.state_dict() == whole.lanes.state_dict()
 
 
-def test_lines_that_do_not_belong_into_a_text_are_more_surprising_than_its_own(tmp_path: Path) -> None:
+@pytest.mark.slow  # trains on half a book
+def test_foreign_lines_are_more_surprising_than_genuine_ones(tmp_path: Path) -> None:
     """Lines of a book are own, lines of this project foreign. On logs: results/logs.json."""
     example = runpy.run_path(str(EXAMPLES / "foreign_lines.py"))
     book = example["lines_of"](Path(str(files("compressive_transformer.apps.demo") / "sample/train/11.txt")))
@@ -116,7 +117,7 @@ def test_lines_that_do_not_belong_into_a_text_are_more_surprising_than_its_own(t
     assert example["foreign_score"](run, book[1400:1500], book[1500:1800], foreign) > 0.85
 
 
-def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
+def test_the_area_under_the_curve_counts_ordered_pairs() -> None:
     area = runpy.run_path(str(EXAMPLES / "foreign_lines.py"))["area_under_curve"]
     assert area([1.0, 2.0], [3.0, 4.0]) == 1
     assert area([3.0, 4.0], [1.0, 2.0]) == 0

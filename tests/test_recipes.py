@@ -54,7 +54,7 @@ def test_there_is_a_recipe_and_a_twin_for_each_experiment() -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_a_recipe_of_the_paper_has_the_sizes_that_the_paper_states(name: str) -> None:
+def test_a_recipe_of_the_paper_has_its_stated_sizes(name: str) -> None:
     model, training = configs_of(PAPER[name], VOCABULARY[name])
     memory = (model.segment_length, model.memory_length, model.compressed_length, model.compression_rate)
     assert (model.n_layers, *memory, training.warmup_steps, training.steps) == STATED[name]
@@ -64,7 +64,7 @@ def test_a_recipe_of_the_paper_has_the_sizes_that_the_paper_states(name: str) ->
 
 
 @pytest.mark.parametrize("name", [name for name in PAPER if name != "wikitext103"])
-def test_a_recipe_of_the_paper_takes_a_step_at_its_full_width_and_lengths(name: str) -> None:
+def test_a_recipe_of_the_paper_takes_a_step(name: str) -> None:
     # All layers are alike: two show what all of them do.
     config, _ = configs_of(PAPER[name], VOCABULARY[name], n_layers=2)
     with torch.device("meta"):
@@ -74,7 +74,7 @@ def test_a_recipe_of_the_paper_takes_a_step_at_its_full_width_and_lengths(name: 
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_the_recipe_of_wikitext_takes_a_step_with_its_vocabulary_and_a_sixteenth_of_its_widths_and_lengths() -> None:
+def test_the_recipe_of_wikitext_takes_a_step_at_a_sixteenth() -> None:
     # Which rows a cluster computes depends on the tokens, so this cannot be done without data on the meta device.
     table = read_settings(PAPER["wikitext103"])["model"]
     widths = ("d_model", "d_ff", "segment_length", "memory_length", "compressed_length")
@@ -87,7 +87,7 @@ def test_the_recipe_of_wikitext_takes_a_step_with_its_vocabulary_and_a_sixteenth
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_a_recipe_of_the_paper_builds_whole_and_can_be_evaluated_with_its_other_memories(name: str) -> None:
+def test_a_recipe_of_the_paper_builds_with_both_memories(name: str) -> None:
     config, _ = configs_of(PAPER[name], VOCABULARY[name])
     with torch.device("meta"):
         model = CompressiveTransformer(config)
@@ -132,7 +132,7 @@ def test_a_small_recipe_trains_on_real_text(name: str, corpus: Corpus, words: Co
 
 
 @pytest.mark.parametrize("name", ["enwik8", "wikitext103"])
-def test_each_lane_of_a_recipe_reads_a_part_of_its_own_where_training_data_is_one_document(name: str) -> None:
+def test_lanes_divide_training_data_of_one_document(name: str) -> None:
     tables = tomllib.loads(PAPER[name].read_text(encoding="utf-8"))
     tokens = {"enwik8": 90_000_000, "wikitext103": 103_227_021}[name]
     longest, batch_size = tables["train"]["max_document_length"], tables["train"]["batch_size"]
