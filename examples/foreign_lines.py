@@ -4,7 +4,7 @@
 
 Lines of each of the other files are inserted into the second part, one after every 19, and all are scored as by
 `compressive score`, with a stream that has read the end of the first part. Prints the area under the ROC curve by
-bits per byte (1: every foreign line is more surprising than every genuine one; 0.5: chance) for each file and seed, as JSON.
+bits per byte (1: every foreign line is more surprising than every genuine one; 0.5: chance) per file and seed, as JSON.
 """
 
 from __future__ import annotations
