@@ -1,10 +1,10 @@
-"""Checks that the pages of a built site load nothing from elsewhere, and that their own links lead somewhere.
+"""Check of a built site: no loads from elsewhere, no dead links.
 
     python docs/check_site.py SITE
 
 No fonts, scripts, styles or pictures may come from elsewhere; links that a reader may follow are no loads. A link
-within the site must lead to a file of it, and none may have stayed Markdown. Says what is wrong, and exits with 1 if
-anything is.
+within the site must lead to a file of it, and none may have stayed Markdown. Prints all problems, and exits with 1 if
+there are any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOADING_LINKS = {"stylesheet", "icon", "preload", "prefetch", "preconnect", "mod
 
 
 class Loads(HTMLParser):
-    """Collects what a page or picture loads from elsewhere, and its links."""
+    """Parser that collects loads from elsewhere and links of a page or picture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Loads(HTMLParser):
         self._as_written = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Looks at the attributes that load, and at inline styles."""
+        """Collect loads by attributes and inline styles, and links."""
         given = {name: value or "" for name, value in attrs}
         self._in_style = tag == "style"
         self._as_written += tag in AS_WRITTEN
@@ -51,20 +51,20 @@ class Loads(HTMLParser):
         self.found += IN_STYLE.findall(given.get("style", ""))
 
     def handle_data(self, data: str) -> None:
-        """Looks at styles that a page holds, and at its text."""
+        """Collect loads in styles, and Markdown links in text."""
         if self._in_style:
             self.found += IN_STYLE.findall(data)
         if not self._as_written:
             self.links += MARKDOWN_LINK.findall(data)
 
     def handle_endtag(self, tag: str) -> None:
-        """Leaves a style, or what is shown as written."""
+        """Leave a style or verbatim text."""
         self._in_style = False
         self._as_written -= tag in AS_WRITTEN
 
 
 def problems_of(file: Path) -> Iterator[str]:
-    """What a file of the site loads from elsewhere, and which of its links lead nowhere."""
+    """Yield loads from elsewhere and dead links of a file."""
     text = file.read_text(encoding="utf-8")
     page = Loads()
     if file.suffix == ".css":
@@ -81,7 +81,7 @@ def problems_of(file: Path) -> Iterator[str]:
 
 
 def check(site: Path) -> Iterator[str]:
-    """A line for each load from elsewhere and each dead link in the pages, styles and pictures of a folder."""
+    """Yield a line per load from elsewhere and dead link in the pages, styles and pictures of a folder."""
     files = [file for file in sorted(site.rglob("*")) if file.suffix in (".html", ".css", ".svg")]
     if not any(file.suffix == ".html" for file in files):
         yield f"{site} holds no pages: build them first, with make docs"

@@ -1,4 +1,4 @@
-"""Draws docs/gradients.svg: which loss teaches what, and where gradients end.
+"""Drawing of docs/gradients.svg: which loss trains what, and where gradients end.
 
     python docs/draw_gradients.py [OUT.svg]
 
@@ -25,7 +25,7 @@ PLAIN = (INK, "#f4f4f4")
 
 
 def measured(loss: Literal["attention", "bptt"]) -> dict[str, bool]:
-    """Whether gradient of each loss reaches the network, f_c, and the states that memory keeps."""
+    """Return if the gradient of each loss reaches the network, f_c, and the states in memory."""
     torch.manual_seed(0)
     sizes = {"segment_length": 4, "memory_length": 4, "compressed_length": 4, "compression_rate": 2}
     config = ModelConfig(vocab_size=257, d_model=16, n_layers=2, n_heads=2, **sizes, compression_loss=loss)
@@ -52,7 +52,7 @@ def measured(loss: Literal["attention", "bptt"]) -> dict[str, bool]:
 
 
 def draw(path: str | Path) -> None:
-    """Write the picture as SVG, the same bytes each time."""
+    """Write the figure as SVG, with the same bytes each time."""
     found, bptt = measured("attention"), measured("bptt")
     figure = Figure(figsize=(10.2, 5.6), facecolor="white")
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
@@ -82,7 +82,7 @@ def draw(path: str | Path) -> None:
 
 
 def _gradients(axes: Axes, found: dict[str, bool]) -> None:
-    """Coloured arrows where a loss reaches, bars where its gradient ends."""
+    """Draw colored arrows where a gradient flows and bars where it ends."""
     if found["task -> network"]:
         arrow(axes, (10.45, 4.9), (8.85, 4.9), TASK, width=2.4)
         arrow(axes, (7.7, 4.55), (7.7, 3.45), TASK, width=2.4)
@@ -121,7 +121,7 @@ def _words(axes: Axes, bptt: dict[str, bool]) -> None:
 
 
 def _ends(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    """A gradient that goes from `start` to `end` and no further."""
+    """Draw a gradient that ends at `end`."""
     axes.plot([start[0], end[0]], [start[1], end[1]], color=colour, linewidth=2.4, solid_capstyle="butt")
     across = (0.0, 0.16) if start[1] == end[1] else (0.22, 0.0)
     axes.plot(

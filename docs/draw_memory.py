@@ -1,4 +1,4 @@
-"""Draws docs/memory.svg: a layer's memory before and after a commit, and the tokens that its slots stand for.
+"""Drawing of docs/memory.svg: a layer's memory before and after a commit, and the tokens that its slots stand for.
 
     python docs/draw_memory.py [OUT.svg]
 
@@ -21,7 +21,7 @@ from compressive_transformer import ModelConfig
 from compressive_transformer.memory import SlotLayout
 
 CONFIG = ModelConfig(vocab_size=1, segment_length=3, memory_length=6, compressed_length=6, compression_rate=3)
-SEEN = 30  # tokens before the segment that is drawn; enough to fill every slot and to have forgotten some
+SEEN = 30  # tokens before the segment: all slots are full, and some were discarded
 
 COMPRESSED, RECENT, SEGMENT = ("#7a5195", "#e9dff0"), ("#1f6f8b", "#d8ecf3"), ("#b3661a", "#fae6d0")
 INK, FAINT = "#222222", "#8a8a8a"
@@ -38,14 +38,14 @@ class Row:
 
     @classmethod
     def at(cls, seen: int) -> Row:
-        """The slots while the segment that begins after `seen` tokens is read."""
+        """Return the slots while the segment after `seen` tokens is read."""
         compressed, recent = SlotLayout.of(CONFIG, 0).slot_spans(seen)
         tokens = range(seen, seen + CONFIG.segment_length)
         return cls(compressed, recent, [range(token, token + 1) for token in tokens])
 
 
 def draw(path: str | Path) -> None:
-    """Write the picture as SVG, the same bytes each time."""
+    """Write the figure as SVG, with the same bytes each time."""
     before, after = Row.at(SEEN), Row.at(SEEN + CONFIG.segment_length)
     first, last = before.compressed[0][0], after.segment[-1][-1]
     figure = Figure(figsize=(10.2, 5.7), facecolor="white")
@@ -67,7 +67,7 @@ def draw(path: str | Path) -> None:
 
 
 def save(figure: Figure, path: str | Path, *, salt: str) -> None:
-    """Write a figure as SVG, or as PNG where the name says so; `salt` makes ids that are the same each time."""
+    """Write a figure as SVG, or as PNG by the name; `salt` makes ids reproducible."""
     form = Path(path).suffix[1:]
     with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path"}):
         figure.savefig(path, format=form, metadata={"Date": None} if form == "svg" else {}, dpi=110)
@@ -122,7 +122,7 @@ def _draw_titles(axes: Axes, row: Row) -> None:
 
 
 def _draw_commit(axes: Axes, before: Row, after: Row) -> None:
-    """Arrows from what a slot held to what holds it after the commit."""
+    """Draw arrows from slots to the slots that hold their states after the commit."""
     top, bottom = BEFORE - 0.45, AFTER + 0.45
     for span in before.compressed:
         if span in after.compressed:
@@ -169,7 +169,7 @@ def _draw_commit(axes: Axes, before: Row, after: Row) -> None:
 
 
 def _draw_tokens(axes: Axes, row: Row, tokens: range) -> None:
-    """The stream, each token below the slot that stands for it."""
+    """Draw the stream, each token below the slot that stands for it."""
     spans = ((row.compressed, COMPRESSED), (row.recent, RECENT), (row.segment, SEGMENT))
     held = {token: colours for tier, colours in spans for span in tier for token in span}
     for tier, (edge, fill) in spans:
@@ -205,7 +205,7 @@ def _draw_reach(axes: Axes, row: Row) -> None:
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str, *, width: float = 1.5) -> None:
-    """A straight arrow."""
+    """Draw a straight arrow."""
     style = "-|>,head_length=5,head_width=2.6"
     axes.add_patch(
         FancyArrowPatch(start, end, arrowstyle=style, color=colour, linewidth=width, shrinkA=0, shrinkB=0, zorder=2)
@@ -222,7 +222,7 @@ def label(
     weight: str = "normal",
     colour: str = INK,
 ) -> None:
-    """Text on a white ground, so that lines behind it do not cross it."""
+    """Draw text on white background, so that lines do not cross it."""
     axes.text(
         x,
         y,

@@ -1,4 +1,4 @@
-"""Draws docs/positions.svg: how far from a token the slots stand that it attends to, in each numbering.
+"""Drawing of docs/positions.svg: distances from a token to the slots that it attends to, in each numbering.
 
     python docs/draw_positions.py [OUT.svg]
 
@@ -35,14 +35,14 @@ CONFIG = ModelConfig(
 )
 SEEN = 30  # tokens before the segment that is drawn; enough to fill every slot
 ROWS = (
-    ("span", "relative", '"span", the default:\nwhere their tokens stood'),
-    ("unit", "relative", '"unit", relative:\nin steps of one, told apart\nby weights of their own'),
+    ("span", "relative", '"span", the default:\nmean of their tokens'),
+    ("unit", "relative", '"unit", relative:\nin steps of one, with\nseparate weights'),
     ("unit", "rotary", '"unit", rotary:\nin steps of one,\nbehind recent memory'),
 )
 
 
 def distances(config: ModelConfig, query: int) -> tuple[list[float], list[float]]:
-    """Of token `query` of a segment to the compressed slots, and to all others that it attends to; oldest first."""
+    """Return distances from token `query` to the compressed slots, and to all others that it sees, oldest first."""
     layout, like = SlotLayout.of(config, 0), torch.zeros((), dtype=torch.float64)
     segment = torch.tensor([config.segment_length])
     positions = chunk_positions(
@@ -64,14 +64,14 @@ def distances(config: ModelConfig, query: int) -> tuple[list[float], list[float]
 
 
 def _number(sinusoids: Tensor) -> Tensor:
-    """The distance or place that rows [sines, cosines] stand for, from the slowest of their frequencies."""
+    """Return the positions that rows [sines, cosines] encode, from their slowest frequency."""
     sines, cosines = sinusoids.chunk(2, dim=-1)
     width = sinusoids.shape[-1]
     return torch.atan2(sines[..., -1], cosines[..., -1]) * 10_000 ** ((width - 2) / width)
 
 
 def draw(path: str | Path) -> None:
-    """Write the picture as SVG, the same bytes each time."""
+    """Write the figure as SVG, with the same bytes each time."""
     query = CONFIG.segment_length - 1
     furthest = max(distances(CONFIG, query)[0])
     figure = Figure(figsize=(10.2, 4.6), facecolor="white")

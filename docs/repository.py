@@ -1,4 +1,4 @@
-"""A Sphinx extension: the project's files in the site, whatever a page links to.
+"""Sphinx extension: files of the project, to which pages link, as parts of the site.
 
 The pages are written for GitHub, where a link leads to any file of the project. In the site, README, CONTRIBUTING and
 CHANGELOG are pages (their text is read from the root, so nothing is said twice), and code has pages of its own below
@@ -27,12 +27,12 @@ FROM_ROOT = {"index": "README.md", "contributing": "CONTRIBUTING.md", "changelog
 PACKAGE = ROOT / "src" / "compressive_transformer"
 
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".sh": "bash"}
-AS_THEY_ARE = {".ipynb", ".json", ".svg"}  # a browser shows these best by itself
+COPIED = {".ipynb", ".json", ".svg"}  # a browser shows these without a page
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Called by Sphinx."""
+    """Register the extension; called by Sphinx."""
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", separate_paragraphs)
     app.connect("doctree-read", leave_builtins)
@@ -42,7 +42,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def read_page(app: Sphinx, name: str, source: list[str]) -> None:
-    """A page's text, with links as the site has them; what stands at the root comes before what the page adds."""
+    """Replace links by those of the site, and put README, CONTRIBUTING and CHANGELOG into their pages."""
     folder, text = DOCS, source[0]
     if name in FROM_ROOT:
         folder = ROOT
@@ -51,7 +51,7 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def _files(app: Sphinx) -> set[Path]:
-    """What pages link to, collected while they are read; the package is always there, for the reference links to it."""
+    """Return the linked files, collected while pages are read; the reference links to the whole package."""
     if not hasattr(app.env, "linked_files"):
         app.env.linked_files = set(PACKAGE.rglob("*.py"))  # type: ignore[attr-defined]
     files: set[Path] = app.env.linked_files  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def _target(link: str, folder: Path, linked: set[Path]) -> str:
         return names.get(file, file.name) + hash_sign + heading
     linked.add(file)
     linked.update(path for path in file.glob("*") if path.is_file())
-    return f"{'plain' if file.suffix in AS_THEY_ARE else 'repository'}:{_address(file)}"
+    return f"{'plain' if file.suffix in COPIED else 'repository'}:{_address(file)}"
 
 
 def _address(file: Path) -> str:
@@ -76,7 +76,7 @@ def _address(file: Path) -> str:
 
 
 def separate_paragraphs(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Empty lines around lists and before what is said of each parameter; docstrings do without, reST needs them."""
+    """Add the empty lines around lists and parameters that reST needs and docstrings leave out."""
     try:
         parameters = set(inspect.signature(thing).parameters)
     except (TypeError, ValueError):  # no callable
@@ -93,14 +93,14 @@ def separate_paragraphs(app: Sphinx, what: str, name: str, thing: Any, options: 
 
 
 def leave_builtins(app: Sphinx, tree: nodes.document) -> None:
-    """Takes links off `bytes` and its like in signatures, which Sphinx would lead to fields of that name."""
+    """Remove links from built-in types in signatures, which Sphinx would link to fields of that name."""
     for link in list(tree.findall(addnodes.pending_xref)):
         if link.get("refdomain") == "py" and hasattr(builtins, link["reftarget"]):
             link.replace_self(nodes.Text(link["reftarget"]))
 
 
 def source_line(domain: str, info: dict[str, str]) -> str | None:
-    """Where the site shows the code of a documented name, for sphinx.ext.linkcode."""
+    """Return the link to the code of a documented name, for sphinx.ext.linkcode."""
     thing: Any = sys.modules[info["module"]]
     for part in info["fullname"].split("."):
         thing = getattr(thing, part, None)
@@ -112,9 +112,9 @@ def source_line(domain: str, info: dict[str, str]) -> str | None:
 
 
 def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """A page for each file and folder that some page links to."""
+    """Yield a page for each linked file and folder."""
     files = _files(app)
-    for file in sorted(file for file in files if file.suffix not in AS_THEY_ARE):
+    for file in sorted(file for file in files if file.suffix not in COPIED):
         address = _address(file)
         body = _listing(file, files) if file.is_dir() else _highlighted(app, file)
         context = {"title": address, "body": f'<h1 class="path">{escape(address)}</h1>{body}', "parents": []}
@@ -132,7 +132,7 @@ def _highlighted(app: Sphinx, file: Path) -> str:
 def _listing(folder: Path, files: set[Path]) -> str:
     # Addresses are relative to the folder's own page, which stands beside the folder.
     links = [
-        f'<li><a href="{folder.name}/{file.name}{"" if file.suffix in AS_THEY_ARE else ".html"}">{file.name}</a></li>'
+        f'<li><a href="{folder.name}/{file.name}{"" if file.suffix in COPIED else ".html"}">{file.name}</a></li>'
         for file in sorted(files)
         if file.parent == folder and file.is_file()
     ]
@@ -140,9 +140,9 @@ def _listing(folder: Path, files: set[Path]) -> str:
 
 
 def copy_files(app: Sphinx, failure: Exception | None) -> None:
-    """Files that are shown as they are."""
+    """Copy linked files that have no page."""
     for file in () if failure else _files(app):
-        if file.suffix in AS_THEY_ARE and file.is_file():
+        if file.suffix in COPIED and file.is_file():
             target = Path(app.outdir) / "source" / _address(file)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)

@@ -1,4 +1,4 @@
-"""Writes the parts of docs/results.md that come from files in results/, and their pictures.
+"""Generated parts of docs/results.md, from the files in results/, and their figures.
 
     python docs/write_results.py
 
@@ -29,7 +29,7 @@ PLACE = re.compile(r"(<!-- results of (\S+) -->\n).*?(<!-- end of results -->)",
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """The content of each results file by its name, checked.
+    """Read and check each results file, by its name.
 
     Raises CompressiveError for a file that is damaged, of another format, unfinished or not a results file.
     """
@@ -50,7 +50,7 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def fill(page: str, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page with each of its places filled. Raises CompressiveError for results that have no place in it."""
+    """Return the page with all places filled. Raises CompressiveError for results without a place."""
     places = [place[1] for place in PLACE.findall(page)]
     if without := [name for name in results if name not in places]:
         raise CompressiveError(
@@ -67,7 +67,7 @@ def fill(page: str, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def part_of(name: str, content: Mapping[str, Any]) -> str:
-    """What the page says of one results file, in Markdown."""
+    """Return the part of the page about one results file, as Markdown."""
     if "transfer" in content:
         return _transfer(name, content)
     if "buckets" in content:
@@ -151,8 +151,8 @@ def _foreign_lines(name: str, content: Mapping[str, Any]) -> str:
     for source, areas in content["foreign_lines"].items():
         rows.append(f"| {source} | {statistics.fmean(areas):.4f} | {min(areas):.4f} to {max(areas):.4f} |")
     seeds = ", ".join(map(str, content["seeds"]))
-    told = f"Among lines of {content['log']}; {content['steps']:,} steps, mean over seeds {seeds}."
-    return "\n\n".join(["\n".join(rows), told, f"```bash\n{content['command']}\n```", _all_numbers(name)])
+    note = f"Among lines of {content['log']}; {content['steps']:,} steps, mean over seeds {seeds}."
+    return "\n\n".join(["\n".join(rows), note, f"```bash\n{content['command']}\n```", _all_numbers(name)])
 
 
 def _all_numbers(name: str) -> str:
@@ -162,7 +162,7 @@ def _all_numbers(name: str) -> str:
 
 
 def main() -> None:
-    """Read everything, then write the pictures and the page."""
+    """Read all results, then write the figures and the page."""
     results = read_results(RESULTS)
     page = fill(PAGE.read_text(encoding="utf-8"), results)
     draw(results, PAGE.parent)
