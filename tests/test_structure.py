@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "compressive_transformer"
 SAMPLE = PACKAGE / "apps" / "demo" / "sample"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 # The reading order: a file imports only from files above it. A folder counts as the file whose place it took.
 ORDER = [
@@ -193,4 +194,11 @@ def test_docstrings_of_functions_begin_with_a_verb(path: Path) -> None:
 def test_texts_use_the_words_of_the_field(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     wrong = [f"line {number}: {m.group()}" for number, line in enumerate(lines, 1) if (m := BANNED.search(line))]
+    assert not wrong, f"say it in field words (cache, resume, reset, log, ...): {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pages_use_the_words_of_the_field(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    wrong = sorted({match.group().lower() for match in BANNED.finditer(prose)})
     assert not wrong, f"say it in field words (cache, resume, reset, log, ...): {', '.join(wrong)}"
