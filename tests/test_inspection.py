@@ -329,7 +329,9 @@ def test_a_model_whose_numbers_are_not_finite_is_refused() -> None:
     model = tiny_model()
     with torch.no_grad():
         model.embedding.weight[ord(TEXT[9])] = torch.nan
-    with pytest.raises(CompressiveError, match=r"probability of token \d of the text is not finite; the weights may be"):
+    with pytest.raises(
+        CompressiveError, match=r"probability of token \d of the text is not finite; the weights may be"
+    ):
         inspect_text(model, ByteTokenizer(), TEXT)
 
 
