@@ -1,4 +1,4 @@
-"""What `compressive export` writes loads in transformers without this package, and is the same model."""
+"""A folder of `compressive export` loads in transformers without this package, and is the same model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ from runs import tiny_model
 
 SAMPLE = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")[3000:3400]
 
-# As a process would be where the package was never installed.
+# A process without the package.
 CLEAN = """
 import json, sys
 sys.modules["compressive_transformer"] = None
 import torch
-from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 torch.set_num_threads(1)
@@ -65,22 +63,14 @@ def bpe() -> Tokenizer:
     return train_bpe([SAMPLE], vocab_size=300)
 
 
-def test_an_export_loads_where_the_package_is_missing_and_again_once_it_was_saved_there(
+def test_an_export_loads_without_the_package_and_again_after_saving(
     finished: Path, exported: Path, tmp_path: Path
 ) -> None:
     model, tokenizer = load(finished)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-W",
-        "error::UserWarning",
-        "-c",
-        CLEAN,
-        str(exported),
-        str(tmp_path / "again"),
-        "A ship",
-    ]
+    python = [sys.executable, "-W", "error::UserWarning", "-c", CLEAN]
+    command = [*python, str(exported), str(tmp_path / "again"), "A ship"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     first, second = map(json.loads, done.stdout.splitlines())
@@ -93,7 +83,7 @@ def test_an_export_loads_where_the_package_is_missing_and_again_once_it_was_save
     assert written == START + "A ship" + stream.write(6, temperature=0)
 
 
-def test_an_export_equals_the_run_and_keeps_its_weights_as_safetensors_alone(finished: Path, exported: Path) -> None:
+def test_an_export_equals_the_run_and_has_weights_as_safetensors_only(finished: Path, exported: Path) -> None:
     model, _ = load(finished)
     loaded = AutoModelForCausalLM.from_pretrained(exported)
     assert type(loaded) is CompressiveTransformerForCausalLM
@@ -113,7 +103,7 @@ def test_an_export_equals_the_run_and_keeps_its_weights_as_safetensors_alone(fin
     }
 
 
-def test_an_export_reads_with_longer_memory_than_the_run_was_trained_with(finished: Path, exported: Path) -> None:
+def test_an_export_loads_with_longer_memory_than_in_training(finished: Path, exported: Path) -> None:
     model, _ = load(finished)
     lengths: dict[str, Any] = {"memory_length": (2, 9), "compressed_length": 7}
     longer = AutoModelForCausalLM.from_pretrained(exported, **lengths)
@@ -129,9 +119,7 @@ def test_a_pipeline_writes_text(finished: Path, exported: Path) -> None:
     assert written["generated_text"] == stream.write(6, temperature=0)
 
 
-def test_the_model_card_of_a_run_that_was_killed_while_it_wrote_its_log_is_that_of_the_lines_before(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_the_model_card_ignores_an_unfinished_last_line_of_the_log(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     config = load(finished)[0].config
     with (tmp_path / "run/log.jsonl").open("a", encoding="utf-8") as log:
@@ -139,7 +127,7 @@ def test_the_model_card_of_a_run_that_was_killed_while_it_wrote_its_log_is_that_
     assert card(tmp_path / "run", "name", config, 1) == card(finished, "name", config, 1)
 
 
-def test_the_model_card_tells_what_the_run_knows(finished: Path, exported: Path) -> None:
+def test_the_model_card_has_config_settings_and_scores_of_the_run(finished: Path, exported: Path) -> None:
     written = (exported / "README.md").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in (finished / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     best = min(line["validation"]["bits_per_byte"] for line in lines if "validation" in line)
@@ -163,10 +151,10 @@ def test_tokenizers_give_the_same_ids_and_texts(make: Any, tmp_path: Path) -> No
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids
         assert theirs.decode([ours.start, *ids], skip_special_tokens=True) == text
     assert (theirs.bos_token_id, theirs.pad_token_id, len(theirs)) == (ours.start, ours.start, ours.vocab_size)
-    batch_size = theirs(hard[1:4], padding=True, return_tensors="pt")
+    batch = theirs(hard[1:4], padding=True, return_tensors="pt")
     alone = [theirs(text)["input_ids"] for text in hard[1:4]]
-    assert [ids[real.bool()].tolist() for ids, real in zip(*batch_size.values(), strict=True)] == alone
-    assert batch_size["attention_mask"][:, -1].tolist() == [1, 1, 1]  # padding is on the left
+    assert [ids[real.bool()].tolist() for ids, real in zip(*batch.values(), strict=True)] == alone
+    assert batch["attention_mask"][:, -1].tolist() == [1, 1, 1]  # padding is on the left
 
 
 def test_a_streamer_gives_the_text_while_it_is_written(finished: Path, exported: Path) -> None:
@@ -182,9 +170,7 @@ def test_a_streamer_gives_the_text_while_it_is_written(finished: Path, exported:
     assert "".join(pieces) == stream.write(12, temperature=0)
 
 
-def test_a_model_is_pushed_to_the_hub_with_its_weights_and_configs(
-    exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_to_hub_sends_weights_and_configs(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sent = AutoModelForCausalLM.from_pretrained(exported), {}
 
     def no_card(*_: Any, **__: Any) -> None:
@@ -215,17 +201,17 @@ class Last(Compression):
         return evicted[:, :, -1]
 
 
-def test_what_transformers_could_not_load_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_transformers_could_not_load_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMPRESSIONS, "last", Last)
     save(tmp_path / "run", tiny_model(compression="last"), ByteTokenizer())
-    with pytest.raises(CompressiveError, match=r"compression \('last'\) is a function of your own, Last"):
+    with pytest.raises(CompressiveError, match=r"compression \('last'\) is Last, a function from outside the package"):
         export_transformers(tmp_path / "run", tmp_path / "out")
     for tokenizer in (WordTokenizer(["<unk>", "<eos>"]), MuLawTokenizer(16_000)):
         with pytest.raises(CompressiveError, match="has no form in the library tokenizers"):
             to_transformers(tokenizer)
     taken = train_bpe(["a"], vocab_size=257)
     taken._tokenizer.add_tokens([START])
-    with pytest.raises(CompressiveError, match=r"takes no token <\|start\|> with the id 257"):
+    with pytest.raises(CompressiveError, match=r"cannot give <\|start\|> the start id 257"):
         to_transformers(type(taken)(taken._tokenizer))
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,4 @@
-"""The model in transformers: what it gives is what the package's own model gives, however it is called."""
+"""The model in transformers equals the package's model, however it is called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compressive_transformer.hf import (
     CompressiveTransformerConfig,
     CompressiveTransformerForCausalLM,
 )
-from compressive_transformer.hf.modeling import CACHE_NAME
+from compressive_transformer.hf.compat import CACHE_NAME
 from compressive_transformer.memory import Memory
 from compressive_transformer.model import CompressiveTransformer, next_token_loss
 from small import assert_close, assert_same_memory, each_position, random_tokens, small_model
@@ -30,23 +30,23 @@ EITHER_SIDE = pytest.mark.parametrize("side", ["left", "right"])
 
 
 def wrapped(**fields: object) -> CompressiveTransformerForCausalLM:
-    return CompressiveTransformerForCausalLM.of(small_model(**fields)).eval()
+    return CompressiveTransformerForCausalLM.from_core(small_model(**fields)).eval()
 
 
 def texts(batch_size: int, length: int, *, seed: int = 0) -> Tensor:
-    """Random ids that begin as documents do, and hold no other start."""
+    """Return random ids that start a document, without another start."""
     tokens = random_tokens(batch_size, length, seed=seed) % START
     tokens[:, 0] = START
     return tokens
 
 
 def padded(rows: Tensor, side: str = "left") -> tuple[Tensor, Tensor]:
-    """Rows cut to LENGTHS, with padding of random ids; and the attention mask."""
+    """Return rows cut to LENGTHS, with padding of random ids, and the attention mask."""
     columns = max(LENGTHS)
     ids, mask = random_tokens(len(rows), columns, seed=9), torch.zeros(len(rows), columns, dtype=torch.int64)
     for row, length in enumerate(LENGTHS):
-        own = slice(columns - length, None) if side == "left" else slice(length)
-        ids[row, own], mask[row, own] = rows[row, :length], 1
+        real = slice(columns - length, None) if side == "left" else slice(length)
+        ids[row, real], mask[row, real] = rows[row, :length], 1
     return ids, mask
 
 
@@ -63,7 +63,7 @@ def test_logits_are_those_of_the_packages_model(position: dict[str, str]) -> Non
     assert_same_memory(model.model, memory_of(output[CACHE_NAME]), expected.memory, 0)
 
 
-def test_one_token_at_a_time_equals_the_packages_model_read_so_to_the_bit() -> None:
+def test_one_token_at_a_time_equals_the_packages_model_to_the_bit() -> None:
     model, tokens = wrapped(), texts(1, 26)
     cache, memory = CompressiveTransformerCache(), model.model.empty_memory(1)
     for token in tokens.split(1, dim=1):
@@ -75,17 +75,17 @@ def test_one_token_at_a_time_equals_the_packages_model_read_so_to_the_bit() -> N
 
 def test_both_names_of_the_cache_mean_the_same() -> None:
     model, tokens = wrapped(), texts(1, 30)
-    logits = [
-        model(tokens[:, 20:], **{name: model(tokens[:, :20])[CACHE_NAME]}).logits
-        for name in ("past_key_values", "cache")
-    ]
-    assert torch.equal(*logits)
-    assert_close(logits[0], model(tokens).logits[:, 20:])
+    for names in (["past_key_values"], ["cache"], ["past_key_values", "cache"]):
+        cache = model(tokens[:, :20])[CACHE_NAME]
+        assert_close(model(tokens[:, 20:], **dict.fromkeys(names, cache)).logits, model(tokens).logits[:, 20:])
+    # `generate` before transformers 5.24 gives both names in its second iteration.
+    expected = generate(model, tokens)
+    assert torch.equal(generate(model, tokens, cache=CompressiveTransformerCache()), expected)
 
 
 @EITHER_SIDE
 @each_position
-def test_padding_never_enters_memory_and_each_row_equals_its_own_run_alone(side: str, position: dict[str, str]) -> None:
+def test_padding_never_enters_memory_and_rows_equal_those_read_alone(side: str, position: dict[str, str]) -> None:
     model, rows = wrapped(**position), texts(4, 14)
     ids, mask = padded(rows, side)
     output = model(ids, attention_mask=mask)
@@ -97,7 +97,7 @@ def test_padding_never_enters_memory_and_each_row_equals_its_own_run_alone(side:
 
 
 @EITHER_SIDE
-def test_the_logits_that_are_kept_are_those_of_all_columns(side: str) -> None:
+def test_logits_to_keep_are_the_last_of_all_logits(side: str) -> None:
     model = wrapped()
     ids, mask = padded(texts(4, 14), side)
     whole = model(ids, attention_mask=mask)
@@ -109,7 +109,7 @@ def test_the_logits_that_are_kept_are_those_of_all_columns(side: str) -> None:
         assert_same_memory(model.model, memory_of(kept[CACHE_NAME]), memory_of(whole[CACHE_NAME]))
 
 
-def test_loss_is_the_shifted_mean_and_in_training_the_compression_loss_with_it() -> None:
+def test_loss_is_the_shifted_mean_and_adds_the_compression_loss_in_training() -> None:
     model, tokens = wrapped(), texts(2, 30)
     expected = model.model(tokens)
     task = next_token_loss(expected.logits[:, :-1], tokens[:, 1:])
@@ -132,14 +132,14 @@ def test_loss_counts_no_padding_and_no_ignored_label(side: str) -> None:
     labels[0, 5] = -100
     total, count = torch.zeros((), dtype=torch.float64), 0
     for row, length in enumerate(LENGTHS):
-        own = labels[row, mask[row].bool()]
+        targets = labels[row, mask[row].bool()][1:]
         alone = model(rows[row : row + 1, :length]).logits[0]
-        total += torch.nn.functional.cross_entropy(alone[:-1], own[1:], reduction="sum")
-        count += int((own[1:] != -100).sum())
+        total += torch.nn.functional.cross_entropy(alone[:-1], targets, reduction="sum")
+        count += int((targets != -100).sum())
     assert_close(model(ids, attention_mask=mask, labels=labels).loss, total / count)
 
 
-def test_batches_that_one_update_accumulates_add_up_to_the_mean_over_all_targets() -> None:
+def test_losses_of_micro_batches_add_up_to_the_mean_over_all_targets() -> None:
     model, tokens = wrapped(compression_loss="none", compression="mean").train(), texts(4, 20)
     items = torch.tensor(4 * 19)
     parts = [model(part, labels=part, num_items_in_batch=items).loss for part in tokens.split([1, 3])]
@@ -169,7 +169,7 @@ def test_checkpointing_of_activations_changes_no_gradient() -> None:
 
 
 def switch(model: Any, way: str) -> Any:
-    """The method by the name that this release of transformers has for it without a warning."""
+    """Return the method, by the name that gives no warning in this release of transformers."""
     new, old = f"activation_checkpointing_{way}", f"gradient_checkpointing_{way}"
     return getattr(model, new if hasattr(model, new) else old)
 
@@ -187,19 +187,19 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_generation_with_the_cache_equals_reading_all_anew_for_each_token(way: dict[str, Any]) -> None:
+def test_generation_with_the_cache_equals_generation_without(way: dict[str, Any]) -> None:
     model = wrapped()
     ids, mask = padded(texts(4, 14))
     given = {**way, "attention_mask": mask, "return_dict_in_generate": True, "output_scores": True}
-    cached, anew = generate(model, ids, **given), generate(model, ids, **given, use_cache=False)
-    assert torch.equal(cached.sequences, anew.sequences)
+    cached, plain = generate(model, ids, **given), generate(model, ids, **given, use_cache=False)
+    assert torch.equal(cached.sequences, plain.sequences)
     assert START not in cached.sequences[:, ids.shape[1] :]
-    for one, other in zip(cached.scores, anew.scores, strict=True):
-        assert_close(one, other, 1e-5)  # transformers takes scores in single precision
+    for scores, expected in zip(cached.scores, plain.scores, strict=True):
+        assert_close(scores, expected, 1e-5)  # transformers takes scores in single precision
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_what_is_generated_is_read_by_a_decoder_and_the_prompt_alone_by_the_model(
+def test_the_model_reads_the_prompt_and_a_decoder_what_is_generated(
     way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = wrapped()
@@ -218,7 +218,7 @@ def test_what_is_generated_is_read_by_a_decoder_and_the_prompt_alone_by_the_mode
         calls.clear()
 
 
-def test_weights_that_change_between_two_calls_with_one_cache_are_those_that_write() -> None:
+def test_a_second_call_with_one_cache_uses_the_weights_of_that_moment() -> None:
     model, ids = wrapped(), texts(1, 14)
     cache = CompressiveTransformerCache()
     first = generate(model, ids, **{CACHE_NAME: cache})
@@ -236,7 +236,7 @@ def test_weights_that_change_between_two_calls_with_one_cache_are_those_that_wri
     assert second[0, 1:].tolist() == expected
 
 
-def test_copies_of_a_cache_that_generated_go_their_own_way() -> None:
+def test_copies_of_a_cache_that_generated_are_independent() -> None:
     model, ids = wrapped(), texts(2, 14)
     cache = CompressiveTransformerCache()
     generate(model, ids, **{CACHE_NAME: cache})
@@ -266,7 +266,7 @@ def test_greedy_text_of_rows_with_padding_is_that_of_each_row_alone() -> None:
 
 @pytest.mark.parametrize("only_new", [False, True], ids=["all ids", "new ids"])
 @pytest.mark.parametrize("way", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
-def test_a_second_generate_goes_on_with_the_same_memory(only_new: bool, way: dict[str, Any]) -> None:
+def test_a_second_generate_continues_with_the_same_memory(only_new: bool, way: dict[str, Any]) -> None:
     model = wrapped()
     ids, mask = padded(texts(4, 14))
     cache = CompressiveTransformerCache()
@@ -283,11 +283,11 @@ def test_a_second_generate_goes_on_with_the_same_memory(only_new: bool, way: dic
 def test_all_ids_that_were_read_already_are_an_error() -> None:
     model, ids = wrapped(), texts(1, 20)
     cache = model(ids)[CACHE_NAME]
-    with pytest.raises(CompressiveError, match="5 columns, but the cache has read 20 already: give all ids"):
+    with pytest.raises(CompressiveError, match="5 columns, but the cache has already read 20: pass all ids"):
         generate(model, ids[:, :5], **{CACHE_NAME: cache})
 
 
-def test_lanes_of_the_cache_reordered_repeated_and_selected_equal_reading_those_rows() -> None:
+def test_a_cache_with_selected_lanes_equals_reading_those_rows() -> None:
     model, rows = wrapped(), texts(4, 14)
     ids, mask = padded(rows)
     following = random_tokens(6, 9, seed=4)
@@ -307,15 +307,15 @@ def test_lanes_of_the_cache_reordered_repeated_and_selected_equal_reading_those_
     after([2, 2, 0, 3], reordered)
     after([1, 1, 1, 0, 0, 0], repeated)
     after([3], selected)
-    after([0, 1, 2, 3], read)  # a copy goes its own way
+    after([0, 1, 2, 3], read)  # copies are independent
     read.reset()
     assert torch.equal(model(ids, **{CACHE_NAME: read}).logits, model(ids).logits)
-    with pytest.raises(CompressiveError, match="cannot be cut to 3 columns"):
+    with pytest.raises(CompressiveError, match="cannot be cropped to 3 columns"):
         read.crop(3)
 
 
 @pytest.mark.parametrize("shard", ["1GB", "2KB"], ids=["one file", "shards"])
-def test_what_is_saved_loads_as_it_was(shard: str, tmp_path: Any) -> None:
+def test_a_saved_model_loads_unchanged(shard: str, tmp_path: Any) -> None:
     model, tokens = wrapped(compressed_length=(3, 2), norm="post", dropout=0.1), texts(2, 30)
     model.save_pretrained(tmp_path, max_shard_size=shard)
     files = {path.name for path in tmp_path.iterdir()}
@@ -335,26 +335,26 @@ def test_what_is_saved_loads_as_it_was(shard: str, tmp_path: Any) -> None:
     assert memory_of(half(tokens)[CACHE_NAME]).layers[0].recent.dtype == torch.bfloat16
 
 
-def test_a_model_of_a_config_begins_as_the_packages_own_does() -> None:
+def test_a_model_from_a_config_is_initialized_as_the_packages_model() -> None:
     config = ModelConfig(vocab_size=11, d_model=8, n_layers=2, n_heads=2, compression="dilated", norm="post")
     torch.manual_seed(0)
     expected = CompressiveTransformer(config).state_dict()
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CompressiveTransformerConfig.of(config))
+    model = AutoModelForCausalLM.from_config(CompressiveTransformerConfig.from_core(config))
     for name, value in expected.items():
         assert torch.equal(model.model.state_dict()[name], value)
 
 
 def test_weights_of_another_model_and_pickled_ones_are_refused(tmp_path: Any) -> None:
     wrapped(n_layers=1).save_pretrained(tmp_path)
-    config = CompressiveTransformerConfig.of(wrapped(n_layers=2).model.config)
+    config = CompressiveTransformerConfig.from_core(wrapped(n_layers=2).model.config)
     with pytest.raises(CompressiveError, match=r"parameter 'model.blocks.1\S+' is missing"):
         CompressiveTransformerForCausalLM.from_pretrained(tmp_path, config=config)
     with pytest.raises(CompressiveError, match="pickled weights are never loaded"):
         CompressiveTransformerForCausalLM.from_pretrained(tmp_path, use_safetensors=False)
 
 
-def test_fields_of_the_config_are_checked_and_known_by_the_names_of_transformers() -> None:
+def test_fields_of_the_config_are_checked_and_have_names_of_transformers() -> None:
     config = CompressiveTransformerConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=3)
     assert (config.d_model, config.n_heads, config.n_layers, config.hidden_size) == (16, 4, 3, 16)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (256, 256, 256)
@@ -365,21 +365,24 @@ def test_fields_of_the_config_are_checked_and_known_by_the_names_of_transformers
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"inputs_embeds": torch.zeros(1, 4, 8)}, "inputs_embeds is not for this model"),
-        ({"output_hidden_states": True}, "output_hidden_states is not for this model"),
-        ({"position_ids": torch.zeros(1, 4)}, "finds places by itself"),
+        ({"inputs_embeds": torch.zeros(1, 4, 8)}, "`inputs_embeds` is not supported"),
+        ({"output_hidden_states": True}, "`output_hidden_states` is not supported"),
+        (
+            {"position_ids": torch.zeros(1, 4)},
+            "the model takes `input_ids`, computes positions itself",
+        ),
         ({"attention_mask": torch.ones(1, 3)}, r"attention_mask must be \[batch = 1, columns >= 4\]"),
         ({"labels": torch.zeros(1, 4, dtype=torch.int64), "logits_to_keep": 1}, r"logits_to_keep \(1\) must be 0"),
         ({"past_key_values": (1,)}, "must be a CompressiveTransformerCache, got tuple"),
-        ({"past_key_values": (), "cache": ()}, "two names of one thing"),
+        ({"past_key_values": (), "cache": []}, "two names of the same argument: pass one of them"),
     ],
 )
-def test_what_means_nothing_here_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_unsupported_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(CompressiveError, match=message):
         wrapped()(texts(1, 4), **arguments)
 
 
-def test_the_vocabulary_is_not_resized_and_drafts_of_another_model_are_refused() -> None:
+def test_resizing_the_vocabulary_and_assisted_decoding_are_refused() -> None:
     model = wrapped()
     assert model.resize_token_embeddings(11) is model.get_input_embeddings()
     with pytest.raises(CompressiveError, match="cannot be resized to 12 ids: the last of its 11"):

@@ -1,4 +1,4 @@
-"""The model as a citizen of the library transformers (extra `hf`): its config, its cache, `generate`, export.
+"""The model for the library transformers (extra `hf`): its config, its cache, `generate`, export.
 
 Importing this registers the model with AutoConfig and AutoModelForCausalLM. Nothing else of the package imports
 transformers, which takes seconds.

@@ -1,4 +1,4 @@
-"""The cache of `generate`: a `Memory`, or the decoder that is ahead of it, and how many columns of ids it has read."""
+"""The cache of `generate`: a `Memory`, or a cached decoder ahead of it, and the number of columns of ids read."""
 
 from __future__ import annotations
 
@@ -14,32 +14,39 @@ from ..model import CompressiveTransformer
 
 
 class CompressiveTransformerCache:
-    """What the model keeps of a text, in the place of transformers' keys and values. It never grows.
+    """Memory of the rows that were read, in the place of keys and values in transformers. It never grows.
 
-    A call of the model changes the cache that it is given, as caches of transformers are changed; `memory` itself is
-    replaced, never changed, so `copy.copy(cache)` is a second cache that goes its own way at no cost.
+    A call of the model changes its cache, as in transformers; `memory` itself is replaced, never changed, so
+    `copy.copy(cache)` is an independent cache at no cost.
+
+    Args:
+        memory: Memory that has read `columns` columns of ids; None to start with nothing read.
+        columns: Columns of ids that were read, with those of padding.
     """
 
-    # What transformers asks of a cache: whether its layers are recurrent (they would then be given new ids only),
-    # whether it can be compiled as it is, and whether its end can be cut off.
+    # Read by transformers: recurrent layers would get only new ids; a static cache could be compiled; and the end of
+    # the text could be cut off from the cache.
     is_linear = (False,)
     is_compileable = False
     is_croppable = False
 
     def __init__(self, memory: Memory | None = None, columns: int = 0) -> None:
-        """Begin with `memory` that has read `columns` columns of ids; without any, with nothing."""
         self._memory = memory
         self._decoder: CachedDecoder | None = None
         self.columns = columns
 
     @property
     def memory(self) -> Memory | None:
-        """What the lanes remember; None before anything was read."""
+        """Memory of all lanes; None before anything was read."""
         return self._memory if self._decoder is None else self._decoder.memory
 
     @memory.setter
     def memory(self, memory: Memory | None) -> None:
         self._memory, self._decoder = memory, None
+
+    def end_decoding(self) -> None:
+        """Drop the decoder of `step`, and with it the weights that it has packed; memory stays."""
+        self.memory = self.memory
 
     @property
     def batch_size(self) -> int | None:
@@ -49,10 +56,16 @@ class CompressiveTransformerCache:
         return None if self._memory is None else self._memory.batch_size
 
     def step(self, model: CompressiveTransformer, tokens: Tensor) -> Tensor:
-        """Logits `[batch, vocab_size]` after one more token of each lane, read by a decoder that goes on from memory.
+        """Read one more token of each lane with a cached decoder that continues from memory.
 
-        The decoder has packed the weights of `model` as they were at its first step. Setting `memory`, to what it is
-        too, ends it.
+        The decoder packs the weights that `model` has at its first step. Setting `memory` and `end_decoding` drop it.
+
+        Args:
+            model: The model that has read the memory.
+            tokens: Token ids `[batch]`.
+
+        Returns:
+            Logits `[batch, vocab_size]` of the next token.
         """
         if self._decoder is None:
             assert self._memory is not None
@@ -60,24 +73,24 @@ class CompressiveTransformerCache:
         return self._decoder.step(tokens)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns of ids that were read, those of padding included, which did not enter memory."""
+        """Return the columns of ids that were read, with those of padding, which did not enter memory."""
         return self.columns
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """-1: there is no limit."""
+        """Return -1: there is no limit."""
         return -1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Lane b goes on from what lane `beam_idx[b]` has read."""
+        """Replace each lane b by lane `beam_idx[b]`."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each lane `repeats` times, side by side."""
+        """Repeat each lane `repeats` times, side by side."""
         if self.batch_size is not None:
             self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """The lanes `indices [new batch]` only, in that order; a lane may be repeated."""
+        """Keep the lanes `indices` `[new batch]`, in that order; a lane may be repeated."""
         indices = indices.to("cpu", torch.int64)
         if self._decoder is not None:
             self._decoder.select(indices)
@@ -85,16 +98,16 @@ class CompressiveTransformerCache:
             self._memory = self._memory.select(indices)
 
     def crop(self, max_length: int) -> None:
-        """Refused with CompressiveError: what compression has replaced cannot be brought back."""
+        """Raise CompressiveError: states that were compressed cannot be restored."""
         raise CompressiveError(
-            f"the cache cannot be cut to {max_length} columns, since memory is compressed as it is read; "
-            "keep a copy.copy(cache) from before"
+            f"the cache cannot be cropped to {max_length} columns: compressed states cannot be restored; "
+            "use a copy.copy(cache) made earlier"
         )
 
     def reset(self) -> None:
-        """Forget all: new documents begin."""
+        """Clear the cache: the next ids start new documents."""
         self.memory, self.columns = None, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy goes its own way: the decoder, which changes as it steps, stays here.
+        # Copies are independent: the decoder, which changes with each step, stays here.
         return {**self.__dict__, "_memory": self.memory, "_decoder": None}

@@ -1,4 +1,4 @@
-"""The model card of an export, written from what the run knows about itself."""
+"""The model card of an export, made from the files of the run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,23 @@ prompt = tokenizer("It was a dark and stormy night", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=100, do_sample=True)[0], skip_special_tokens=True))
 ```
 
-The code that this loads lies beside this file, so no other package is needed than transformers and PyTorch. Where
-`compressive-transformer[hf]` is installed, `import compressive_transformer.hf` does instead of `trust_remote_code`.
+The code of the model is next to this file, so transformers and PyTorch are all that is needed. With
+`compressive-transformer[hf]` installed, `import compressive_transformer.hf` replaces `trust_remote_code`.
 
-The tokenizer puts `<|start|>` before a text, as each document of the training had it; for the later pieces of one
-text give `add_special_tokens=False` and the cache of the earlier ones. The model never says that a document ends.
+The tokenizer puts `<|start|>` before a text, as in training; for later pieces of the same text use
+`add_special_tokens=False` and the cache of the earlier ones. There is no end-of-document token.
 """
 
 
 def card(run: Path, name: str, config: ModelConfig, parameters: int) -> str:
-    """README.md of an export of `run` that is called `name`."""
+    """Return README.md for the export of a run.
+
+    Args:
+        run: Folder of the run, whose log and last checkpoint are read.
+        name: Name of the model.
+        config: Config of the model.
+        parameters: Number of parameters.
+    """
     lines = [
         "---",
         "library_name: transformers",
@@ -63,21 +70,21 @@ def card(run: Path, name: str, config: ModelConfig, parameters: int) -> str:
 
 
 def _training(run: Path) -> list[str]:
-    """What log.jsonl and the last checkpoint tell."""
+    """Return the lines about training, from log.jsonl and the last checkpoint."""
     entries = read_log(run / "log.jsonl")
     steps = [entry for entry in entries if "loss" in entry]
     scores = [entry for entry in entries if (entry.get("validation") or {}).get("bits_per_byte") is not None]
     if not steps and not scores:
-        return ["The run holds no log of its training."]
-    told = [f"- {steps[-1]['step']:,} steps, {steps[-1]['tokens']:,} tokens"] if steps else []
+        return ["The run has no log of its training."]
+    lines = [f"- {steps[-1]['step']:,} steps, {steps[-1]['tokens']:,} tokens"] if steps else []
     if scores:
         best = min(scores, key=lambda entry: float(entry["validation"]["bits_per_byte"]))
         score = best["validation"]
-        told.append(
-            f"- best validation, whose weights these are: {score['bits_per_byte']:.4f} bits per byte, "
+        lines.append(
+            f"- best validation, with these weights: {score['bits_per_byte']:.4f} bits per byte, "
             f"{score['nats_per_token']:.4f} nats per token, over {score['tokens']:,} tokens, at step {best['step']:,}"
         )
     for point in ResumePoint.find_all(run)[-1:]:
         settings = point.state().get("train") or {}
-        told += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
-    return told
+        lines += ["", "| setting | |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
+    return lines

@@ -1,4 +1,4 @@
-"""The package's own files as transformers takes code from a model's folder: side by side, without sub-folders."""
+"""The package's files in the form in which transformers loads code from a model's folder: without sub-folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 
-# What transformers expects modeling files to be called.
+# Names that transformers expects.
 NAMES: dict[tuple[str, ...], str] = {
     ("hf", "configuration"): "configuration_compressive_transformer",
     ("hf", "modeling"): "modeling_compressive_transformer",
@@ -19,7 +19,7 @@ AUTO_MAP = {
 
 
 def modeling_files() -> dict[str, str]:
-    """Name and text of each file that the model of transformers needs, in any process that has PyTorch."""
+    """Return name and text of each file that the model needs besides transformers and PyTorch."""
     texts: dict[str, str] = {}
     waiting = list(NAMES)
     while waiting:
@@ -31,7 +31,7 @@ def modeling_files() -> dict[str, str]:
 
 
 def _flattened(module: tuple[str, ...]) -> tuple[str, list[tuple[str, ...]]]:
-    """The text of a module with imports from neighbours only, and the modules that it imports from."""
+    """Return the text of a module with imports from the same folder only, and the modules that it imports from."""
     path = PACKAGE.joinpath(*module)
     is_folder = path.is_dir()
     text = (path / "__init__.py" if is_folder else path.with_name(f"{module[-1]}.py")).read_text(encoding="utf-8")

@@ -1,10 +1,11 @@
-"""A run in the format of transformers, as the Hub takes it."""
+"""Export of a run as a model folder of transformers, ready for the Hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ..checkpoint import load
+from ..compression import Compression
 from ..errors import CompressiveError
 from ..files import atomic_folder
 from ..model import CompressiveTransformer
@@ -15,14 +16,19 @@ from .tokens import to_transformers
 
 
 def export_transformers(run: str | Path, out: str | Path) -> None:
-    """Write the model of `run` into the new folder `out`, whole or not at all.
+    """Write the model of a run into a new folder, in the format of transformers.
 
-    It gets config.json, generation_config.json, model.safetensors, the files of the tokenizer, a model card, and the
-    code with which `AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)` loads it where this package is
-    not installed.
+    The folder has config.json, generation_config.json, model.safetensors, the files of the tokenizer, a model card, and
+    the code with which `AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)` loads the model without this
+    package. It is written completely or not at all.
 
-    Raises CompressiveError where the run cannot be loaded or has a part that transformers could not load: a
-    compression function of your own, or a tokenizer for words or sound.
+    Args:
+        run: Folder of a run.
+        out: Folder to write, which must be empty or missing.
+
+    Raises:
+        CompressiveError: `out` has files, the run cannot be loaded, or transformers could not load a part of it: a
+            compression function from outside the package, or a tokenizer for words or sound.
     """
     run, out = Path(run), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -30,7 +36,7 @@ def export_transformers(run: str | Path, out: str | Path) -> None:
     model, tokenizer = load(run)
     _check_compression(model)
     library_tokenizer = to_transformers(tokenizer)
-    exported = CompressiveTransformerForCausalLM.of(model)
+    exported = CompressiveTransformerForCausalLM.from_core(model)
     exported.config.auto_map = AUTO_MAP
     name = out.absolute().name
     with atomic_folder(out) as folder:
@@ -42,12 +48,12 @@ def export_transformers(run: str | Path, out: str | Path) -> None:
 
 
 def _check_compression(model: CompressiveTransformer) -> None:
+    """Raise CompressiveError for a compression function from outside the package."""
+    package = Compression.__module__.rpartition(".")[0]
     for block in model.blocks:
         function = block.compression
-        if function is not None and not type(function).__module__.startswith(
-            f"{CompressiveTransformer.__module__.rpartition('.')[0]}."
-        ):
+        if function is not None and not type(function).__module__.startswith(f"{package}."):
             raise CompressiveError(
-                f"compression ({model.config.compression!r}) is a function of your own, {type(function).__name__}, "
-                "whose code an export does not hold; train with one of the package's to export"
+                f"compression ({model.config.compression!r}) is {type(function).__name__}, a function from outside the "
+                "package, whose code is not part of an export; train with a compression function of the package"
             )

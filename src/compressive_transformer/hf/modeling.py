@@ -1,14 +1,12 @@
-"""The model of transformers: the package's own model with `generate`, `labels`, and a cache in the place of memory."""
+"""The model for transformers: the package's model with `generate`, `labels`, and memory as the cache."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -17,29 +15,30 @@ from transformers.utils.generic import can_return_tuple
 from ..errors import CompressiveError
 from ..generate import has_plain_layers
 from ..memory import Memory
-from ..model import CompressiveTransformer, Output, next_token_loss
+from ..model import CompressiveTransformer, next_token_loss
 from ..model.embedding import IGNORE_INDEX
 from .cache import CompressiveTransformerCache
+from .compat import CACHE_NAME, one_cache, refuse
 from .configuration import CompressiveTransformerConfig
-
-# transformers 5.24 renamed `past_key_values` to `cache`; both are taken here, and it is given what it asks for.
-_PARAMETERS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-CACHE_NAME = "cache" if "cache" in _PARAMETERS else "past_key_values"
+from .padding import mask_of, read, targets_of
 
 
 @dataclass
 class CompressiveTransformerOutput(CausalLMOutputWithPast):  # type: ignore[misc]
-    """What transformers' causal language models give, and the compression loss."""
+    """Output of a causal language model in transformers, with the compression loss."""
 
     compression_loss: Tensor | None = None
-    """Scalar, summed over layers, the mean over the segments that were read; reaches compression functions only."""
+    """Scalar, summed over layers, mean over the segments that were read; trains the compression functions only."""
 
 
 class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A Compressive Transformer that transformers can load, save, train and generate with.
 
-    `model` is the package's own model. A text is read the same in whatever chunks it comes, and padding that
-    `attention_mask` marks never enters memory: each row is read as if it were alone.
+    `model` is the package's model. A text gives the same logits in whatever chunks it is read, and padding marked by
+    `attention_mask` never enters memory: each row is read as if it were alone.
+
+    Args:
+        config: Sizes of the network and of its memory. Weights are initialized as by `ct.CompressiveTransformer`.
     """
 
     config_class = CompressiveTransformerConfig
@@ -56,10 +55,14 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         self.generation_config.suppress_tokens = [config.bos_token_id]
 
     @classmethod
-    def of(cls, model: CompressiveTransformer) -> Self:
-        """The package's own model in this form; the parameters are shared, not copied."""
+    def from_core(cls, model: CompressiveTransformer) -> Self:
+        """Return a model of the package in this form, in the same mode.
+
+        Args:
+            model: The model, whose parameters are shared, not copied.
+        """
         with torch.device("meta"):
-            wrapped = cls(CompressiveTransformerConfig.of(model.config))
+            wrapped = cls(CompressiveTransformerConfig.from_core(model.config))
         wrapped.model = model
         wrapped.config.dtype = model.embedding.weight.dtype
         wrapped.train(model.training)
@@ -67,56 +70,70 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, from safetensors only.
+        """Load a model as `PreTrainedModel.from_pretrained` does, from safetensors only.
 
-        Raises CompressiveError where parameters are missing, which transformers would make up.
+        Raises:
+            CompressiveError: Parameters are missing (transformers would initialize them), or `use_safetensors=False`.
         """
         if kwargs.get("use_safetensors") is False:
             raise CompressiveError("pickled weights are never loaded, since they can run code; expected safetensors")
-        told = kwargs.pop("output_loading_info", False)
+        with_information = kwargs.pop("output_loading_info", False)
         kwargs.update(use_safetensors=True, output_loading_info=True)
         model, information = super().from_pretrained(*args, **kwargs)
         if missing := sorted(information["missing_keys"]):
             raise CompressiveError(f"parameter {missing[0]!r} is missing; the weights belong to another model")
-        return (model, information) if told else model
+        return (model, information) if with_information else model
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: CompressiveTransformerCache | None = None,
         cache: CompressiveTransformerCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        decode: bool = False,
         **kwargs: Any,
     ) -> CompressiveTransformerOutput:
-        """Logits `[batch, columns, vocab_size]` of `input_ids [batch, columns]`, and the cache after them.
+        """Return the logits of `input_ids`, the loss of `labels`, and the cache after them.
 
-        attention_mask: `[batch, columns or more]`, 0 where there is padding, on either side; of more columns the last
-            ones count. Logits of padding are undefined.
-        past_key_values, cache: two names of one thing: what was read before. It is changed; without it each row
-            begins a document.
-        labels: `[batch, columns]`, usually `input_ids`: the loss is the mean of -log p of each one after the first,
-            -100 and padding excepted. In training mode the compression loss is added.
-        use_cache: whether the output has the cache; by default as the config says.
-        logits_to_keep: only the logits of so many last columns; 0 for all. The others take no room.
+        Args:
+            input_ids: Token ids `[batch, columns]`.
+            attention_mask: `[batch, columns or more]`, 0 for padding, on either side; of more columns the last ones
+                count. Logits of padding are undefined.
+            cache: State after the ids that were read before, which is changed; without it each row starts a document.
+                Its name before transformers 5.24, `past_key_values`, works too.
+            labels: `[batch, columns]`, usually `input_ids`: the loss is the mean of -log p of each label after the
+                first, without -100 and padding. In training mode the compression loss is added.
+            use_cache: True to return the cache; by default as the config says.
+            logits_to_keep: Number of last columns whose logits are returned; 0 for all. The others take no memory.
+            decode: True to read one more token with the cached decoder of the cache, as `generate` does. The decoder
+                keeps the weights that the model had at its first step.
 
-        Raises CompressiveError for arguments of transformers that mean nothing here.
+        Returns:
+            `loss`, `logits` `[batch, columns, vocab_size]`, the cache and `compression_loss`.
+
+        Raises:
+            CompressiveError: The arguments do not fit each other, or ask for something the model does not have.
         """
-        items, decode = kwargs.pop("num_items_in_batch", None), kwargs.pop("decode", False)
-        _refuse(kwargs)
-        cache = _one_cache(past_key_values, cache)
-        mask = _own_columns(input_ids, attention_mask)
+        items, former_name = kwargs.pop("num_items_in_batch", None), kwargs.pop("past_key_values", None)
+        refuse(kwargs)
+        cache = one_cache(cache, former_name)
+        mask = mask_of(input_ids, attention_mask)
         if labels is not None and logits_to_keep:
             raise CompressiveError(f"logits_to_keep ({logits_to_keep}) must be 0 with labels, which need all logits")
         if cache.batch_size not in (None, len(input_ids)):
             raise CompressiveError(f"the cache has {cache.batch_size} lanes, input_ids {len(input_ids)} rows")
-        logits, compression_loss = self._advance(input_ids, mask, cache, logits_to_keep, decode)
+        if decode and self._can_decode(input_ids, mask):
+            logits = cache.step(self.model, input_ids[:, 0])[:, None]
+            compression_loss = logits.new_zeros(())
+        else:
+            logits, cache.memory, compression_loss = self._read(input_ids, mask, cache.memory, logits_to_keep)
+        cache.columns += input_ids.shape[1]
         loss = None
         if labels is not None:
-            targets = _targets(labels, mask)
+            targets = targets_of(labels, mask)
             # Half precision would lose the small differences between probable tokens.
             loss = next_token_loss(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
             loss = loss + compression_loss if self.training else loss
@@ -140,15 +157,15 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The ids that the cache has not read, and what else `forward` is given.
+        """Return the arguments of `forward` for the ids that the cache has not read.
 
-        With a cache `input_ids` are all ids from the beginning, or the new ones only where `attention_mask` has
-        columns for all. A cache of fewer lanes is repeated for beams and samples. What follows the first iteration is
-        read by a decoder with the weights as they are then.
+        With a cache `input_ids` are all ids from the start, or only the new ones if `attention_mask` has a column for
+        every id. A cache of fewer lanes is repeated for beams and samples. Ids after the first iteration are read by a
+        decoder, with the weights of that moment.
         """
-        cache = _one_cache(past_key_values, cache)
+        cache = one_cache(cache, past_key_values)
         if is_first_iteration:
-            cache.memory = cache.memory  # an earlier decoder may have other weights than the model has now
+            cache.end_decoding()  # an earlier decoder may have other weights than the model has now
         if cache.batch_size is not None and len(input_ids) != cache.batch_size:
             cache.batch_repeat_interleave(max(1, len(input_ids) // cache.batch_size))
         if cache.columns:
@@ -158,136 +175,71 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
                 new = attention_mask.shape[1] - cache.columns
             if not 0 < new <= given:
                 raise CompressiveError(
-                    f"input_ids have {given} columns, but the cache has read {cache.columns} already: give all ids "
-                    "from the beginning, or the new ones with an attention_mask over all columns"
+                    f"input_ids have {given} columns, but the cache has already read {cache.columns}: pass all ids "
+                    "from the start, or the new ones with an attention_mask that has a column for every id"
                 )
             input_ids = input_ids[:, given - new :]
-        kept: dict[str, Any] = {name: kwargs[name] for name in ("use_cache", "logits_to_keep") if name in kwargs}
-        kept["decode"] = bool(cache.columns) and not is_first_iteration
-        return {"input_ids": input_ids, "attention_mask": attention_mask, CACHE_NAME: cache, **kept}
+        options: dict[str, Any] = {name: kwargs[name] for name in ("use_cache", "logits_to_keep") if name in kwargs}
+        options["decode"] = bool(cache.columns) and not is_first_iteration
+        return {"input_ids": input_ids, "attention_mask": attention_mask, CACHE_NAME: cache, **options}
 
     def get_input_embeddings(self) -> Any:
-        """The embedding, whose rows are the output's too."""
+        """Return the embedding, whose rows are those of the output too."""
         return self.model.embedding
 
     def get_output_embeddings(self) -> None:
-        """None: the rows of the input are the output's, there are no others."""
+        """Return None: the output has no rows besides those of the input."""
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """The embedding where nothing is asked for; else CompressiveError."""
-        wanted = args[0] if args else kwargs.get("new_num_tokens")
-        if wanted not in (None, self.config.vocab_size):
+        """Return the embedding if the size stays the same.
+
+        Raises:
+            CompressiveError: Another size is asked for.
+        """
+        size = args[0] if args else kwargs.get("new_num_tokens")
+        if size not in (None, self.config.vocab_size):
             raise CompressiveError(
-                f"the vocabulary cannot be resized to {wanted} ids: the last of its {self.config.vocab_size} is the "
-                "start of documents, and padding needs no id of its own; other ids need data of another tokenizer"
+                f"the vocabulary cannot be resized to {size} ids: the last of its {self.config.vocab_size} is the "
+                "start of documents, and padding needs no id; other ids need data of another tokenizer"
             )
         return self.get_input_embeddings()
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """No: `forward` makes the cache itself, once it knows how many beams there are."""
+        """Return False: `forward` makes the cache itself, when it knows the number of beams."""
         return False
 
     def _init_weights(self, module: Any) -> None:
-        """Nothing: the package's model has initialised itself, and parameters that files lack are an error."""
+        """Do nothing: the package's model initializes itself, and parameters that files lack are an error."""
 
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, every_n_layers: int = 1
     ) -> None:
-        """Compute what a block keeps for its backward pass again instead of keeping it, or stop doing so."""
+        """Recompute activations of blocks in the backward pass instead of keeping them, or keep them again."""
         if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
             raise CompressiveError("use_reentrant must be False: the other form loses the gradient of compression")
         self.model.gradient_checkpointing = every_n_layers if enable else 0
 
-    def _advance(
-        self, tokens: Tensor, mask: Tensor | None, cache: CompressiveTransformerCache, keep: int, decode: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Logits of the last `keep` columns (0: of all) and the compression loss; the cache has read `tokens` then."""
-        alone = tokens.shape[1] == 1 and (mask is None or bool(mask.all()))
-        mixed = torch.is_autocast_enabled(tokens.device.type)
-        if (
-            decode
-            and alone
-            and not (mixed or self.training or torch.is_grad_enabled())
-            and has_plain_layers(self.model)
-        ):
-            logits = cache.step(self.model, tokens[:, 0])[:, None]
-            loss = logits.new_zeros(())
-        else:
-            logits, cache.memory, loss = self._read(tokens, mask, cache.memory, keep)
-        cache.columns += tokens.shape[1]
-        return logits, loss
+    def _can_decode(self, tokens: Tensor, mask: Tensor | None) -> bool:
+        """Return True if the cached decoder reads these tokens as the model would."""
+        autocast = torch.is_autocast_enabled(tokens.device.type)
+        plain = not (autocast or self.training or torch.is_grad_enabled()) and has_plain_layers(self.model)
+        return plain and tokens.shape[1] == 1 and mask is None
 
     def _read(
         self, tokens: Tensor, mask: Tensor | None, memory: Memory | None, keep: int
     ) -> tuple[Tensor, Memory, Tensor]:
-        """Logits of the last `keep` columns (0: of all), memory, and the compression loss, a mean over segments."""
+        """Return logits of the last `keep` columns (0: all), memory, and the compression loss, mean over segments."""
         columns, segment = tokens.shape[1], self.model.config.segment_length
-        # A segment at a time where logits are thrown away, so that a book needs no more room than a page.
+        # One segment at a time if logits are thrown away, so that a book needs no more room than a page.
         width, first_kept = (segment, columns - keep) if keep else (columns, 0)
         logits, losses = [], []
         for first in range(0, columns, width):
-            part = slice(first, first + width)
-            output = _read_real(self.model, tokens[:, part], None if mask is None else mask[:, part], memory)
+            chunk = slice(first, first + width)
+            output = read(self.model, tokens[:, chunk], None if mask is None else mask[:, chunk], memory)
             memory = output.memory
             losses.append(output.compression_loss)
             if first + width > first_kept:
                 logits.append(output.logits[:, max(0, first_kept - first) :])
         assert memory is not None
         return torch.cat(logits, dim=1), memory, torch.stack(losses).sum() / -(-columns // segment)
-
-
-def _read_real(model: CompressiveTransformer, tokens: Tensor, mask: Tensor | None, memory: Memory | None) -> Output:
-    """The output for tokens that are real where `mask [batch, columns]` says so; each row's stand where they stood."""
-    if mask is None or bool(mask.all()):
-        output: Output = model(tokens, memory)
-        return output
-    # The model reads what stands at the left of a row, up to the row's own length.
-    order = mask.int().argsort(dim=1, descending=True, stable=True)
-    output = model(tokens.gather(1, order), memory, mask.sum(1).cpu())
-    lanes = torch.arange(len(tokens), device=tokens.device)[:, None]
-    logits = output.logits[lanes, order.argsort(dim=1)]
-    return replace(output, _logits=logits)
-
-
-def _own_columns(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """Which of `input_ids` are real (bool), or None where all are."""
-    if attention_mask is None:
-        return None
-    batch_size, columns = input_ids.shape
-    if attention_mask.ndim != 2 or len(attention_mask) != batch_size or attention_mask.shape[1] < columns:
-        raise CompressiveError(
-            f"attention_mask must be [batch = {batch_size}, columns >= {columns}], got {list(attention_mask.shape)}"
-        )
-    return attention_mask[:, -columns:].to(input_ids.device).bool()
-
-
-def _targets(labels: Tensor, mask: Tensor | None) -> Tensor:
-    """The next label of each column, -100 where there is none or where one of the two is padding."""
-    labels = labels if mask is None else labels.masked_fill(~mask, IGNORE_INDEX)
-    targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
-    return targets if mask is None else targets.masked_fill(~mask, IGNORE_INDEX)
-
-
-def _one_cache(first: Any, second: Any) -> CompressiveTransformerCache:
-    """The cache under one of its two names, or a new one."""
-    if first is not None and second is not None:
-        raise CompressiveError("past_key_values and cache are two names of one thing: give one of them")
-    cache = first if second is None else second
-    if cache is None:
-        return CompressiveTransformerCache()
-    if not isinstance(cache, CompressiveTransformerCache):
-        raise CompressiveError(
-            f"the cache must be a CompressiveTransformerCache, got {type(cache).__name__}: leave it out to begin one"
-        )
-    return cache
-
-
-def _refuse(kwargs: dict[str, Any]) -> None:
-    """Raise CompressiveError for arguments that ask for what there is not."""
-    for name, value in kwargs.items():
-        if value is not None and value is not False:
-            raise CompressiveError(
-                f"{name} is not for this model, which reads input_ids, finds places by itself and gives logits; "
-                "docs/transformers.md lists what applies"
-            )

@@ -1,4 +1,4 @@
-"""A run's tokenizer as `AutoTokenizer` loads it."""
+"""The tokenizer of a run in the form that `AutoTokenizer` loads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from ..data.tokenizers.hugging_face import BYTE_LETTERS
 from ..errors import CompressiveError
 
 START = "<|start|>"
-"""How the start id is written."""
+"""Text of the start id."""
 
 
 def to_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The same ids in a tokenizer of transformers, which puts the start id before a text and pads on the left.
+    """Return a tokenizer of transformers with the same ids, which puts the start id before a text and pads on the left.
 
-    Texts are texts: what looks like a special token in one is encoded as any other characters, as everywhere in the
-    package. Raises CompressiveError for words and sound, which the library tokenizers has no lossless form for.
+    Text that looks like a special token is encoded as text, as everywhere in the package.
+
+    Args:
+        tokenizer: Tokenizer of a run.
+
+    Raises:
+        CompressiveError: It is for words or sound, for which the library tokenizers has no lossless form, or it already
+            has a token of the text `<|start|>`.
     """
     if isinstance(tokenizer, HuggingFaceTokenizer):
         library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
@@ -28,8 +34,8 @@ def to_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         library = _bytes()
     else:
         raise CompressiveError(
-            f"the run's tokenizer ({type(tokenizer).__name__}) has no form in the library tokenizers; an export needs "
-            "a run on bytes, bpe or a Hugging Face tokenizer"
+            f"the run's tokenizer ({type(tokenizer).__name__}) has no form in the library tokenizers; export a run on "
+            "bytes, bpe or a Hugging Face tokenizer"
         )
     library = _with_start(library, tokenizer.start)
     library.post_processor = processors.TemplateProcessing(
@@ -48,7 +54,7 @@ def to_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _bytes() -> tokenizers.Tokenizer:
-    """Bytes as tokens in the library tokenizers: a byte-level BPE that has learnt nothing, id = byte."""
+    """Return bytes as tokens in the library tokenizers: a byte-level BPE without merges, id = byte."""
     library = tokenizers.Tokenizer(
         models.BPE(vocab={letter: byte for byte, letter in enumerate(BYTE_LETTERS)}, merges=[])
     )
@@ -58,17 +64,17 @@ def _bytes() -> tokenizers.Tokenizer:
 
 
 def _with_start(library: tokenizers.Tokenizer, start: int) -> tokenizers.Tokenizer:
-    """The same tokenizer with the start id as one more special token. Raises CompressiveError where it takes none."""
+    """Return the tokenizer with the start id as an additional special token."""
     description = json.loads(library.to_str())
     token = {"id": start, "content": START, "special": True, "normalized": False}
     description["added_tokens"].append({**token, "single_word": False, "lstrip": False, "rstrip": False})
     try:
         changed = tokenizers.Tokenizer.from_str(json.dumps(description))
     except Exception as error:  # the Rust library raises nothing more specific
-        raise CompressiveError(f"the tokenizer takes no token {START}: {error}") from error
+        raise CompressiveError(f"the tokenizer refuses the token {START}: {error}") from error
     if changed.token_to_id(START) != start:
         raise CompressiveError(
-            f"the tokenizer takes no token {START} with the id {start} of the start: it has one already, or ids that "
-            "no token has; export a run on another tokenizer"
+            f"the tokenizer cannot give {START} the start id {start}: it already has such a token, or ids without a "
+            "token; export a run on another tokenizer"
         )
     return changed
