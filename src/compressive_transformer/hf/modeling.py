@@ -119,26 +119,13 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         """
         items, former_name = kwargs.pop("num_items_in_batch", None), kwargs.pop("past_key_values", None)
         refuse(kwargs)
-        cache = one_cache(cache, former_name)
-        mask = mask_of(input_ids, attention_mask)
+        cache, mask = one_cache(cache, former_name), mask_of(input_ids, attention_mask)
         if labels is not None and logits_to_keep:
             raise CompressiveError(f"logits_to_keep ({logits_to_keep}) must be 0 with labels, which need all logits")
-        if cache.batch_size not in (None, len(input_ids)):
-            raise CompressiveError(f"the cache has {cache.batch_size} lanes, input_ids {len(input_ids)} rows")
-        if decode and self._can_decode(input_ids, mask):
-            logits = cache.step(self.model, input_ids[:, 0])[:, None]
-            compression_loss = logits.new_zeros(())
-        else:
-            logits, cache.memory, compression_loss = self._read(input_ids, mask, cache.memory, logits_to_keep)
-        cache.columns += input_ids.shape[1]
+        logits, compression_loss = self._advance(input_ids, mask, cache, logits_to_keep, decode)
         loss = None
         if labels is not None:
-            targets = targets_of(labels, mask)
-            # Half precision would lose the small differences between probable tokens.
-            loss = next_token_loss(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
-            loss = loss + compression_loss if self.training else loss
-            # Trainer counts the targets of all batches that one update accumulates.
-            loss = loss if items is None else loss * (targets != IGNORE_INDEX).sum() / items
+            loss = self._loss(logits, targets_of(labels, mask), compression_loss, items)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         return CompressiveTransformerOutput(
             loss=loss,
@@ -219,6 +206,28 @@ class CompressiveTransformerForCausalLM(PreTrainedModel, GenerationMixin):  # ty
         if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
             raise CompressiveError("use_reentrant must be False: the other form loses the gradient of compression")
         self.model.gradient_checkpointing = every_n_layers if enable else 0
+
+    def _advance(
+        self, tokens: Tensor, mask: Tensor | None, cache: CompressiveTransformerCache, keep: int, decode: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Read tokens into the cache; return logits of the last `keep` columns (0: all) and the compression loss."""
+        if cache.batch_size not in (None, len(tokens)):
+            raise CompressiveError(f"the cache has {cache.batch_size} lanes, input_ids {len(tokens)} rows")
+        if decode and self._can_decode(tokens, mask):
+            logits = cache.step(self.model, tokens[:, 0])[:, None]
+            loss = logits.new_zeros(())
+        else:
+            logits, cache.memory, loss = self._read(tokens, mask, cache.memory, keep)
+        cache.columns += tokens.shape[1]
+        return logits, loss
+
+    def _loss(self, logits: Tensor, targets: Tensor, compression_loss: Tensor, items: Any) -> Tensor:
+        """Return the mean of -log p of the targets, in training mode with the compression loss."""
+        # Half precision would lose the small differences between probable tokens.
+        loss = next_token_loss(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
+        loss = loss + compression_loss if self.training else loss
+        # `items` is the number of targets in all micro-batches of an update, which Trainer counts.
+        return loss if items is None else loss * (targets != IGNORE_INDEX).sum() / items
 
     def _can_decode(self, tokens: Tensor, mask: Tensor | None) -> bool:
         """Return True if the cached decoder reads these tokens as the model would."""
