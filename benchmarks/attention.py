@@ -1,4 +1,4 @@
-"""Times the attention core against the classical form of Transformer-XL, side by side.
+"""Timing of the attention core against the classical form of Transformer-XL.
 
     python benchmarks/attention.py --threads 1 2
 
@@ -51,7 +51,7 @@ PASSES = {"both": "forward and backward", "forward": "forward, no gradient"}
 
 @dataclass(frozen=True)
 class Work:
-    """What one layer of a model with a full memory attends to while it reads a segment."""
+    """Sizes of the attention of one layer with full memory that reads a segment."""
 
     batch: int
     segment_length: int
@@ -67,7 +67,7 @@ class Work:
 
     @property
     def config(self) -> ModelConfig:
-        """A model of one layer that has this work."""
+        """Model of one layer with these sizes."""
         return ModelConfig(
             vocab_size=1,
             d_model=self.n_heads * self.d_head,
@@ -88,7 +88,7 @@ WORKS = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the forms of attention take; every tensor but the mask wants a gradient."""
+    """Arguments of the forms of attention; every tensor but the mask needs a gradient."""
 
     content: Tensor
     keys: Tensor
@@ -102,7 +102,7 @@ class Inputs:
 
 
 def make_inputs(work: Work) -> Inputs:
-    """Random states of a segment and of a full memory, through the projections of `RelativeAttention`."""
+    """Return random states of a segment and of a full memory, projected by `RelativeAttention`."""
     torch.manual_seed(0)
     config, layout = work.config, SlotLayout.of(work.config, 0)
     attention, slots = RelativeAttention(config, 0), config.attention_width
@@ -130,7 +130,7 @@ def make_inputs(work: Work) -> Inputs:
 
 
 def classical_attention(inputs: Inputs) -> Tensor:
-    """Dai et al. (2019) as it is usually written: all scores by einsum, shifted by padding and reshaping."""
+    """Return the attention of Dai et al. (2019) in its usual form: scores by einsum, shift by padding and reshaping."""
     content = torch.einsum("bihd,bjhd->bhij", inputs.content, inputs.keys)
     position = torch.einsum("bihd,jhd->bhij", inputs.shifted, inputs.table)
     batch, heads, queries, keys = position.shape
@@ -141,7 +141,7 @@ def classical_attention(inputs: Inputs) -> Tensor:
 
 
 def flexible(inputs: Inputs, attend: Callable[..., Tensor] = flex_attention) -> Callable[[], Tensor]:
-    """The package's own score in PyTorch's FlexAttention, which shifts by looking up and skips blocks of the future."""
+    """Return the same score with PyTorch's FlexAttention, which shifts by lookup and skips blocks in the future."""
     queries, slots = inputs.content.shape[1], inputs.keys.shape[1]
     counts = [count for *_, count in inputs.grids]
     allowed = create_block_mask(
@@ -167,7 +167,7 @@ def flexible(inputs: Inputs, attend: Callable[..., Tensor] = flex_attention) -> 
 
 
 def forms_of(inputs: Inputs, attend: Callable[..., Tensor] | None = None) -> dict[str, Callable[[], Tensor]]:
-    """The forms, ready to be called; FlexAttention as `attend` where that is given."""
+    """Return the forms as functions without arguments; FlexAttention as `attend`, if given."""
     i = inputs
     return {
         **({FLEX: flexible(inputs, attend)} if attend else {}),
@@ -179,7 +179,7 @@ def forms_of(inputs: Inputs, attend: Callable[..., Tensor] | None = None) -> dic
 
 @torch.no_grad()
 def check_agreement() -> None:
-    """The forms give the same numbers where they mean the same: all in a Transformer-XL, else all but the classical."""
+    """Assert that equivalent forms agree: all in a Transformer-XL, otherwise all but the classical one."""
     for work in (Work(2, 8, 8, 0, 1, n_heads=2, d_head=4), Work(2, 8, 8, 4, 2, n_heads=2, d_head=4)):
         inputs = make_inputs(work)
         # FlexAttention refuses what wants a gradient on a CPU.
@@ -195,7 +195,7 @@ def check_agreement() -> None:
 
 
 def time_work(work: Work, repetitions: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Milliseconds of each pass and form: median, min and max over the repetitions."""
+    """Return milliseconds of each pass and form: median, min and max over the repetitions."""
     # On a CPU it has no backward pass.
     attend = torch.compile(flex_attention, dynamic=False) if DEVICE.type == "cuda" else None
     forms = forms_of(make_inputs(work), attend)
@@ -213,7 +213,7 @@ def time_work(work: Work, repetitions: int) -> dict[str, dict[str, dict[str, flo
 
 
 def table_of(results: dict[str, Any]) -> str:
-    """The results as a table in Markdown, with what they were measured on."""
+    """Return the results as a Markdown table, with the machine."""
     head = ["work", "threads", "pass", "form", "median, ms", "min – max, ms", "time / classical"]
     lines = [" | ".join(head), " | ".join(["---"] * 4 + ["---:"] * 3)]
     for entry in results["entries"]:
@@ -230,7 +230,7 @@ def table_of(results: dict[str, Any]) -> str:
 
 
 def replace_table(page: str, table: str) -> str:
-    """The page with `table` between its two markers."""
+    """Return the page with `table` between its two markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -239,7 +239,7 @@ def replace_table(page: str, table: str) -> str:
 
 
 def measure(threads: Iterable[int], repetitions: int) -> dict[str, Any]:
-    """All results, as they are written to JSON."""
+    """Return all results for JSON."""
     entries = []
     for count in threads:
         torch.set_num_threads(count)
@@ -279,7 +279,7 @@ def _leaf(states: Tensor) -> Tensor:
 
 
 def _as(rows: Tensor, asked: Tensor) -> Tensor:
-    """Rows `[step, 1 or batch, row, head, d_head]` for each lane of `asked [step, batch, a, head, d_head]`."""
+    """Expand rows `[step, 1 or batch, row, head, d_head]` to the lanes of `asked [step, batch, a, head, d_head]`."""
     return rows.expand(-1, asked.shape[1], -1, -1, -1)
 
 

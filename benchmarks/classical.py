@@ -1,4 +1,4 @@
-"""A plain Transformer-XL (Dai et al. 2019) in the form that its published code made usual: einsum and relative shift.
+"""Plain Transformer-XL (Dai et al. 2019) in the form of its published code: einsum and relative shift.
 
 Time comes first, `[time, batch, d_model]`; scores are `[query, key, batch, head]`; one projection makes queries, keys
 and values of memory and segment together; norms stand behind the sub-layers. Memory is first in, first out, with as
@@ -35,7 +35,7 @@ class ClassicalLayer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: Tensor, memory: Tensor, sinusoids: Tensor, future: Tensor) -> Tensor:
-        """Hidden states `[query, batch, d_model]`; `sinusoids [key, d_model]` of the largest distance first."""
+        """Return hidden states `[query, batch, d_model]`; `sinusoids [key, d_model]`, largest distance first."""
         projected = self.query_key_value(torch.cat([memory, hidden]))
         queries, keys, values = (part.unflatten(-1, (self.n_heads, -1)) for part in projected.chunk(3, dim=-1))
         queries = queries[len(memory) :]
@@ -50,7 +50,7 @@ class ClassicalLayer(nn.Module):
 
 
 class ClassicalTransformerXL(nn.Module):
-    """Embedding, layers, logits of the same matrix."""
+    """Embedding, layers, and logits of the same matrix."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class ClassicalTransformerXL(nn.Module):
         self.register_buffer("frequencies", frequencies)
 
     def forward(self, tokens: Tensor, memory: States) -> tuple[Tensor, States]:
-        """Logits of `tokens [batch, chunk]`, and the memory after them."""
+        """Return logits of `tokens [batch, chunk]`, and the memory after them."""
         hidden = self.embedding(tokens.t())
         queries, keys = len(hidden), len(memory[0]) + len(hidden)
         angles = torch.arange(keys - 1, -1, -1, device=DEVICE)[:, None] * self.frequencies
@@ -76,14 +76,14 @@ class ClassicalTransformerXL(nn.Module):
 
 
 def relative_shift(scores: Tensor) -> Tensor:
-    """Entry (i, j) becomes (i, j + queries - 1 - i): pad a column, read the same numbers as other rows."""
+    """Move entry (i, j + queries - 1 - i) to (i, j): pad a column and reshape."""
     queries, keys = scores.shape[:2]
     padded = torch.cat([scores.new_zeros(queries, 1, *scores.shape[2:]), scores], dim=1)
     return padded.view(keys + 1, queries, *scores.shape[2:])[1:].view_as(scores)
 
 
 class Classical(Contender):
-    """The plain Transformer-XL as a contender."""
+    """Plain Transformer-XL as a contender."""
 
     name = "classical Transformer-XL"
 

@@ -1,4 +1,4 @@
-"""What is measured: a model that reads segments with a memory of its own, and our own model as one of them."""
+"""Contenders: models that read segments with memory, and this package's model as one of them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ROUNDED: tuple[Precision, ...] = ("bf16", "int8") if DEVICE.type == "cpu" else (
 
 
 class Contender(ABC):
-    """A model with full memory, and one step of each kind of work.
+    """Model with full memory, and one step of each measure.
 
-    All have the same optimiser and read the same text, each at the place where its last step ended.
+    All use the same optimizer and read the same text, each from where its last step ended.
     """
 
     name: ClassVar[str]
@@ -45,36 +45,36 @@ class Contender(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The model of `self.work`."""
+        """Return the model of `self.work`."""
 
     @abstractmethod
     def full_memory(self, batch: int) -> Any:
-        """A memory of `batch` lanes all of whose slots are filled."""
+        """Return a memory of `batch` lanes with all slots filled."""
 
     @abstractmethod
     def slots(self, memory: Any) -> set[int]:
-        """How many slots the layers of a memory have."""
+        """Return the number of slots of each layer."""
 
     @abstractmethod
     def read(self, tokens: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
-        """Logits of `tokens [batch, segment]`, the memory after them, and the compression loss if training."""
+        """Return logits of `tokens [batch, segment]`, the memory after them, and the compression loss if training."""
 
     @abstractmethod
     def decoder(self, batch: int, at: int) -> Step:
-        """What decodes token by token, with full memory and `at` tokens of the segment already read."""
+        """Return a decoder with full memory and `at` tokens of the segment already read."""
 
     def decoders(self) -> dict[str, Callable[[int, int], Step]]:
-        """Each form of its decoding, by the name under which it is measured."""
+        """Return the forms of decoding by their names in the results."""
         return {self.name: self.decoder}
 
     def loss(self) -> Tensor:
-        """What a training step minimises, of the next segment."""
+        """Return the training loss of the next segment."""
         tokens, targets = (part.to(DEVICE) for part in next(self.text))
         logits, self.memory, compression_loss = self.read(tokens, self.memory)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) + compression_loss
 
     def train(self) -> None:
-        """One training step: forward, compression loss, backward, Adam."""
+        """Take one training step: forward, compression loss, backward, Adam."""
         self.model.train()
         self.loss().backward()
         self.adam.step()
@@ -82,12 +82,12 @@ class Contender(ABC):
 
     @torch.no_grad()
     def score(self) -> None:
-        """Mean nats of the next segment."""
+        """Return the mean nats of the next segment."""
         self.model.eval()
         self.loss()
 
     def check(self) -> None:
-        """Raise RuntimeError where a training step would skip work, or where memory is not full."""
+        """Raise RuntimeError if a training step would skip work, or if memory is not full."""
         self.model.train()
         for _ in range(2):  # twice: one peer stops training its projections after the first step
             self._check_memory()
@@ -107,7 +107,7 @@ class Contender(ABC):
             raise RuntimeError(f"{self.name}: layers must have {self.work.slots} filled slots, not {slots}")
 
     def prefix(self, batch: int, at: int) -> Tensor:
-        """The tokens `[batch, at]` of the segment that a decoder has read."""
+        """Return the tokens `[batch, at]` of the segment that a decoder has read."""
         return next(segments(batch, self.work.segment_length))[0][:, :at].to(DEVICE)
 
 
@@ -150,7 +150,7 @@ class Ours(Contender):
 
     @torch.no_grad()
     def _cached(self, batch: int, at: int, precision: Precision) -> Step:
-        """The decoder of this package, as `Stream` uses it."""
+        """Return the decoder of this package, as `Stream` uses it."""
         self.model.eval()
         memory = self.full_memory(batch)
         if at:
@@ -169,7 +169,7 @@ class OursBf16(Ours):
 
 
 class WithoutCompression(Ours):
-    """Our own Transformer-XL: the same network with recent memory only, of equal attention width."""
+    """This package as a Transformer-XL: the same network with recent memory only, of equal attention width."""
 
     name, compression = "ours without compression", ""
 
@@ -178,7 +178,7 @@ class WithoutCompression(Ours):
 
 
 def reading_one_by_one(contender: Contender, batch: int, at: int) -> Step:
-    """A decoder that gives its model each token as a chunk of its own."""
+    """Return a decoder that calls its model with single tokens."""
     contender.model.eval()
     memory = contender.full_memory(batch)
     if at:

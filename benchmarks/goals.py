@@ -1,4 +1,4 @@
-"""What was aimed at, and whether it was met: judged from results as they are written to JSON."""
+"""Goals, and whether the results met them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that should be reached, and the figures that were, by number of threads."""
+    """Figure to reach, and the figures reached, by number of threads."""
 
     what: str
     unit: str
@@ -34,7 +34,7 @@ class Goal:
 
     @property
     def met(self) -> bool | None:
-        """Whether all medians reach it; None where nothing was measured."""
+        """True if all medians reach it; None if nothing was measured."""
         medians = [spread.median for spread in self.reached.values()]
         good = [median <= self.wanted if self.at_most else median >= self.wanted for median in medians]
         return all(good) if good else None
@@ -56,7 +56,7 @@ AGAINST = (
 
 
 def entries(results: Results, measure: str, work: str | None = None, batch: int | None = None) -> list[Entry]:
-    """The entries of one measure, of one work and one batch where these are given."""
+    """Return the entries of a measure, optionally of one work and one batch size."""
     return [
         entry
         for entry in results["entries"]
@@ -65,7 +65,7 @@ def entries(results: Results, measure: str, work: str | None = None, batch: int 
 
 
 def against(entry: Entry, ours: str, peer: str) -> Spread | None:
-    """How many times as long as ours the peer took; of memory, ours as a share of the peer's."""
+    """Return the time of the peer over ours; for memory, ours over the peer's."""
     if entry["measure"] == "memory":
         values = entry["bytes"]
         return ratio(values[ours], values[peer]) if {ours, peer} <= set(values) else None
@@ -74,7 +74,7 @@ def against(entry: Entry, ours: str, peer: str) -> Spread | None:
 
 
 def of_limit(entry: Entry, name: str) -> Spread | None:
-    """The share of the machine's limit that a contender reaches, where that is known."""
+    """Return the share of the machine's limit that a contender reaches, if known."""
     if name not in entry.get("seconds", {}):
         return None
     if entry["measure"] == "decoding":
@@ -86,7 +86,7 @@ def of_limit(entry: Entry, name: str) -> Spread | None:
 
 
 def goals(results: Results) -> Iterator[Goal]:
-    """All goals with what was reached."""
+    """Yield all goals with the figures reached."""
     for measure, work, ours, wanted in AGAINST:
         found = entries(results, measure, work, 1 if measure == "decoding" else None)
         for (peer, title), least in zip(TITLES.items(), wanted, strict=False):
@@ -99,13 +99,13 @@ def goals(results: Results) -> Iterator[Goal]:
 
 
 def compression_share(entry: Entry) -> Spread:
-    """How much more time the same network takes than without compression, in percent."""
+    """Return the time that compression adds to the same network, in percent."""
     spread = ratio(entry["seconds"][OURS], entry["seconds"]["ours without compression"])
     return Spread(*(100 * (value - 1) for value in (spread.median, spread.low, spread.high)))
 
 
 def form(measure: str, ours: str) -> str:
-    """In which numbers our model computes; a decoder whose weights are rounded is labelled as such."""
+    """Return the precision of a form of our model; rounded weights are labeled as such."""
     precision = ours.partition(", ")[2] or "fp32"
     return f"weights rounded to {precision}" if measure == "decoding" and precision != "fp32" else precision
 

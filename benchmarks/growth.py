@@ -1,4 +1,4 @@
-"""How the cost of our own model grows, each figure beside what the count of operations predicts."""
+"""Scaling of cost with the sizes of our model, beside the count of operations."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STREAM = replace(WORKS["S"], n_layers=2, d_model=64, n_heads=2, batch=1)
 
 @dataclass(frozen=True)
 class Axis:
-    """One size that grows while the others stay."""
+    """One size that grows while the others are fixed."""
 
     title: str
     works: dict[int, Work]
 
 
 def axes(quick: bool) -> list[Axis]:
-    """What is measured; memory grows in both tiers at once, as 2 to 1."""
+    """Return the works to measure; memory grows in both tiers, as 2 to 1."""
     batches, depths = ((1, 4), (1, 4)) if quick else ((1, 2, 4, 8), (1, 2, 4, 8))
     lengths, slots = ((64, 256), (96, 384)) if quick else ((64, 128, 256, 512, 1024), (96, 192, 384, 768, 1536, 3072))
     return [
@@ -40,7 +40,7 @@ def axes(quick: bool) -> list[Axis]:
 
 
 def grow(axis: Axis, rounds: int) -> dict[str, Any]:
-    """Seconds of training and of scoring a token at each size, and the multiply-adds counted for it."""
+    """Return seconds of training and scoring per token at each size, and the counted multiply-adds."""
     say(f"growth over {axis.title}")
     contenders = {str(size): Ours(work) for size, work in axis.works.items()}
     seconds = {}
@@ -67,7 +67,7 @@ def grow(axis: Axis, rounds: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def stream(tokens: int, parts: int = 5) -> dict[str, Any]:
-    """Scoring one text of so many tokens: seconds a segment and memory of the process, at places of the stream."""
+    """Score one long text; return seconds per segment and memory of the process along it."""
     say(f"a stream of {tokens:,} tokens")
     length, model = STREAM.segment_length, CompressiveTransformer(STREAM.config).to(DEVICE).eval()
     memory, total = model.empty_memory(1), tokens // length
@@ -90,7 +90,7 @@ def stream(tokens: int, parts: int = 5) -> dict[str, Any]:
 
 
 def decoding_along(counts: Iterable[int], rounds: int) -> dict[str, Any]:
-    """Seconds of decoding a token of work S after so many tokens of the stream."""
+    """Return seconds of decoding a token of S at positions along a stream."""
     say("decoding early and late in the stream")
     contenders = {}
     for count in counts:

@@ -1,8 +1,8 @@
-"""What `import compressive_transformer` takes beside `import torch`, in fresh processes that take turns.
+"""Time of `import compressive_transformer` beside `import torch`, in fresh processes in turn.
 
     python benchmarks/importing.py
 
-Prints the ratio, which should be at most 1.3, and what of it is the package's own; writes nothing.
+Prints the ratio, which should be at most 1.3, and the part of the package; writes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TORCH, OURS = "import torch", "import compressive_transformer"
 
 
 def cpu_seconds(code: str) -> float:
-    """Processor seconds of a fresh process that runs `code`: others that keep the machine busy do not count."""
+    """Return CPU seconds of a fresh process that runs `code`, so that other load does not count."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     # With bytecode from the processes before, as where a package is installed.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -30,7 +30,7 @@ def cpu_seconds(code: str) -> float:
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
-    """Processor seconds of both imports in each round, in turn; the first round, which writes bytecode, is left out."""
+    """Return CPU seconds of both imports in each round but the first, which writes bytecode."""
     seconds: dict[str, list[float]] = {TORCH: [], OURS: []}
     for number in range(rounds + 1):
         say(f"round {number} of {rounds}")
@@ -40,7 +40,7 @@ def measure(rounds: int) -> dict[str, list[float]]:
 
 
 def report(seconds: dict[str, list[float]]) -> str:
-    """One line: the ratio round by round, and both times."""
+    """Return a line with the ratio by round, and both times."""
     against = ratio(seconds[OURS], seconds[TORCH])
     torch, ours = (Spread.of(seconds[code]).median for code in (TORCH, OURS))
     return (

@@ -52,7 +52,7 @@ SIZES = Path(__file__).parents[1] / "configs" / "small.toml"
 
 @dataclass
 class Latencies:
-    """Seconds of each request of one level, by what it asks."""
+    """Seconds of each request at one number of clients, by kind."""
 
     append: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Latencies:
     generate: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Percentiles in milliseconds."""
+        """Return percentiles in milliseconds."""
         return {name: percentiles(values) for name, values in vars(self).items()}
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p95, p99 in milliseconds, and how many there were."""
+    """Return p50, p95, p99 in milliseconds, and the count."""
     ordered = sorted(seconds)
     found = {f"p{share}": 1000 * ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 95, 99)}
     return {**{name: round(value, 2) for name, value in found.items()}, "count": len(ordered)}
@@ -78,7 +78,7 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
 
     def ask(self, method: str, path: str, content: Any = None) -> http.client.HTTPResponse:
-        """An answer that is not yet read. Raises RuntimeError for a refusal."""
+        """Send a request and return the unread response. Raises RuntimeError for an error status."""
         body = None if content is None else json.dumps(content)
         self._connection.request(method, path, body, {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
@@ -87,16 +87,16 @@ class Client:
         return answer
 
     def json(self, method: str, path: str, content: Any = None) -> Any:
-        """The content of an answer."""
+        """Send a request and return the content of the response."""
         return json.loads(self.ask(method, path, content).read() or "null")
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
 def work(port: int, number: int, text: str, until: float, latencies: Latencies) -> None:
-    """One client: a session, and rounds of appending and writing until it is time."""
+    """Run one client: a session, and rounds of appending and generating until the deadline."""
     client = Client(port)
     path = f"/sessions/{client.json('POST', '/sessions')['id']}"
     for turn in range(ROUNDS):
@@ -119,7 +119,7 @@ def work(port: int, number: int, text: str, until: float, latencies: Latencies) 
 
 
 def level(port: int, clients: int, text: str, seconds: float) -> dict[str, Any]:
-    """What so many clients at once get."""
+    """Return the results of a number of concurrent clients."""
     latencies, before = Latencies(), tokens_of(port)
     began = time.perf_counter()
     threads = [
@@ -141,7 +141,7 @@ def level(port: int, clients: int, text: str, seconds: float) -> dict[str, Any]:
 
 
 def tokens_of(port: int) -> dict[str, float]:
-    """Tokens that the server has read and written so far."""
+    """Return the tokens that the server has read and generated so far."""
     client = Client(port)
     text = client.ask("GET", "/metrics").read().decode()
     client.close()
@@ -150,7 +150,7 @@ def tokens_of(port: int) -> dict[str, float]:
 
 
 def held(port: int, process: int, text: str, *, reach: int, segment: int) -> dict[str, float]:
-    """Bytes of main memory that a session takes once its memory is full, the mean over many."""
+    """Return bytes of main memory per session with full memory, the mean over many."""
     client = Client(port)
     first = client.json("POST", "/sessions")["id"]
     while client.json("GET", f"/sessions/{first}")["tokens"] < reach:
@@ -168,14 +168,14 @@ def held(port: int, process: int, text: str, *, reach: int, segment: int) -> dic
 
 
 def resident(process: int) -> int:
-    """Bytes of a process in main memory now."""
+    """Return the resident bytes of a process."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmRSS:")).split()[1])
 
 
 @contextmanager
 def server(run: Path, folder: Path) -> Iterator[tuple[int, int]]:
-    """The port of a server, and its process."""
+    """Start a server; return its port and its process."""
     command = [sys.executable, "-m", "compressive_transformer.cli", "serve", str(run), "--port", "0"]
     limits = ["--sessions", str(folder), "--resident", "512", "--queue", "256"]
     environment = {name: value for name, value in os.environ.items() if name != "COMPRESSIVE_TOKEN"}
@@ -193,7 +193,7 @@ def server(run: Path, folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def untrained(folder: Path) -> Path:
-    """A run whose model has the sizes of configs/small.toml, as it starts."""
+    """Save a run whose untrained model has the sizes of configs/small.toml."""
     torch.manual_seed(0)
     sizes = tomllib.loads(SIZES.read_text(encoding="utf-8"))["model"]
     ct.save(folder / "untrained", ct.CompressiveTransformer(ct.ModelConfig(vocab_size=257, **sizes)), ByteTokenizer())
@@ -201,7 +201,7 @@ def untrained(folder: Path) -> Path:
 
 
 def measured(run: Path, folder: Path, clients: Sequence[int], seconds: float) -> dict[str, Any]:
-    """All figures of one run's model."""
+    """Return all results for the model of a run."""
     model, _ = ct.load(run)
     text = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read_text(encoding="utf-8")
     reach = max(
@@ -231,7 +231,7 @@ def measured(run: Path, folder: Path, clients: Sequence[int], seconds: float) ->
 
 
 def main() -> None:
-    """Print all as JSON."""
+    """Print all results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?", help="a run to serve")
     parser.add_argument(

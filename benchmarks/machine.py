@@ -1,4 +1,4 @@
-"""What a measurement was made on and with."""
+"""Description of the machine and the software of a measurement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def conditions() -> dict[str, Any]:
-    """Commit, processor and versions."""
+    """Return commit, processor and versions."""
     return {
         "commit": commit(),
         **({"gpu": torch.cuda.get_device_name()} if DEVICE.type == "cuda" else {}),
@@ -40,7 +40,7 @@ def conditions() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the package that is imported, with a + where files differ; empty outside of a checkout."""
+    """Return the commit of the imported package, with a + if files differ; empty outside of a checkout."""
     folder = Path(compressive_transformer.__file__).parent
     commands = (["git", "rev-parse", "--short=12", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"])
     try:
@@ -54,7 +54,7 @@ def commit() -> str:
 
 
 def cpu() -> str:
-    """The processor's name where the system tells it, else its kind."""
+    """Return the name of the processor, or its architecture if unknown."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -62,15 +62,15 @@ def cpu() -> str:
 
 
 def wait() -> None:
-    """Until the device has done what it was told; a CPU always has."""
+    """Wait until the device has finished its work."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
 
 def held(*, at_most: bool) -> int:
-    """Bytes that this process holds now, or held at most: of tensors on a GPU, else of all as /proc says.
+    """Return current or peak bytes of this process: of tensors on a GPU, otherwise resident memory by /proc.
 
-    Not the ru_maxrss of getrusage, which a child takes over from its parent.
+    The ru_maxrss of getrusage is inherited from the parent, so it is not used.
     """
     if DEVICE.type == "cuda":
         return torch.cuda.max_memory_allocated() if at_most else torch.cuda.memory_allocated()

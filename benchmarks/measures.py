@@ -1,4 +1,4 @@
-"""Training, scoring, decoding and peak memory of all contenders on one work: entries as they are written to JSON."""
+"""Training, scoring, decoding and peak memory of all contenders on one work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DECODING_BYTES = {Ours.name: (4, 4), f"{Ours.name}, bf16": (2, 4), f"{Ours.name}
 
 
 class Measures:
-    """All contenders on one work, checked; each measure gives one entry."""
+    """All contenders on one work; each measure returns one entry for JSON."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.name, self.work = name, work
@@ -43,15 +43,15 @@ class Measures:
                 self.contenders[kind.name].check()
 
     def training(self, rounds: int) -> Entry:
-        """Forward, compression loss, backward and Adam, a segment of all lanes a step."""
+        """Measure training: forward, compression loss, backward and Adam, one segment of all lanes per step."""
         return self._by_segments("training", "train", rounds)
 
     def scoring(self, rounds: int) -> Entry:
-        """Forward without gradient, a segment of all lanes a step."""
+        """Measure scoring: forward without gradient, one segment of all lanes per step."""
         return self._by_segments("scoring", "score", rounds)
 
     def decoding(self, rounds: int, batch: int, tokens: int) -> Entry:
-        """Token by token, greedily, `tokens` at each of four places; then the last token of a segment, the commit."""
+        """Measure greedy decoding of `tokens` at each of four positions, then of a segment's last token, the commit."""
         self._say(f"decoding, batch {batch}")
         length = self.work.segment_length
         decode = {
@@ -105,7 +105,7 @@ class Measures:
 
 
 def peak_memory(name: str, work: Work, rounds: int, threads: int) -> Entry:
-    """Most memory that a fresh process held while it took two training steps, and what it held before its model."""
+    """Return peak memory of a fresh process over two training steps, and its memory before the model."""
     bytes_: Seconds = {one: [] for one in ALL if ALL[one].precision == "fp32"}
     before: Seconds = {one: [] for one in bytes_}
     for number in range(rounds):
@@ -120,7 +120,7 @@ def peak_memory(name: str, work: Work, rounds: int, threads: int) -> Entry:
 
 
 def main() -> None:
-    """Two training steps of one contender in this process, and what it held, as JSON on stdout."""
+    """Take two training steps of one contender in this process, and print its memory as JSON."""
     work, name, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     before = held(at_most=False)

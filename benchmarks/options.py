@@ -1,4 +1,4 @@
-"""What gradient checkpointing and torch.compile cost and save in training, and kept distances in reading.
+"""Cost and gain of gradient checkpointing, torch.compile and cached distances.
 
     python benchmarks/options.py
 
@@ -23,7 +23,7 @@ STEPS = 10
 
 
 def build(position: str, *, layers: int) -> ct.CompressiveTransformer:
-    """A model whose activations are larger than its parameters."""
+    """Return a model whose activations are larger than its parameters."""
     torch.manual_seed(0)
     config = ct.ModelConfig(
         vocab_size=257,
@@ -40,7 +40,7 @@ def build(position: str, *, layers: int) -> ct.CompressiveTransformer:
 
 
 def step(model: ct.CompressiveTransformer, memory: ct.Memory, seed: int) -> ct.Memory:
-    """Forward and backward on a segment of random bytes."""
+    """Run forward and backward passes on a segment of random bytes."""
     tokens = torch.randint(0, 256, (memory.batch_size, 129), generator=torch.Generator().manual_seed(seed))
     output = model(tokens[:, :-1], memory)
     (ct.next_token_loss(output.logits, tokens[:, 1:]) + output.compression_loss).backward()
@@ -49,7 +49,7 @@ def step(model: ct.CompressiveTransformer, memory: ct.Memory, seed: int) -> ct.M
 
 
 def peak(checkpointing: bool) -> float:
-    """MiB that this process gains in two steps over what it held before the first."""
+    """Return the MiB that this process gains in two steps."""
     model = build("relative", layers=8)
     model.gradient_checkpointing = int(checkpointing)
     memory, before = model.empty_memory(16), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -59,7 +59,7 @@ def peak(checkpointing: bool) -> float:
 
 
 def ratio(position: str) -> float:
-    """CPU time of a compiled step over that of an eager one."""
+    """Return the CPU time of a compiled step over that of an eager one."""
     models = [build(position, layers=4), build(position, layers=4)]
     memories = [model.empty_memory(4) for model in models]
     for block in models[1].blocks:
@@ -78,7 +78,7 @@ def ratio(position: str) -> float:
 
 @torch.no_grad()
 def kept(work: str, batch: int, tokens: int) -> float:
-    """CPU time of reading tokens with distances that are kept, over that of projecting them each time."""
+    """Return the CPU time of reading with cached distances over that of projecting them each time."""
     model, cache = ct.CompressiveTransformer(WORKS[work].config).eval(), PositionCache()
     memory, text = full_memory(model, batch), next(segments(batch, WORKS[work].segment_length))[0][:, :tokens]
     ratios = []
@@ -93,7 +93,7 @@ def kept(work: str, batch: int, tokens: int) -> float:
 
 
 def main() -> None:
-    """Print all of it."""
+    """Print all results."""
     for checkpointing in ("no", "yes"):
         command = [sys.executable, __file__, "peak", checkpointing]
         gained = subprocess.check_output(command, text=True).strip()

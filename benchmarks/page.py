@@ -1,9 +1,9 @@
-"""Writes what the results say into docs/performance.md and the README.
+"""Generated parts of docs/performance.md and README.md.
 
     python benchmarks/page.py
 
 Between `<!-- performance: PART -->` and `<!-- end of performance -->` a page gets the part of that name; all other
-text is left as it is.
+text is unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = {
 
 
 def fill(page: str, results: Mapping[str, Any] | None) -> str:
-    """The page with each of its places filled. Raises CompressiveError for a part that there is not."""
+    """Return the page with all places filled. Raises CompressiveError for an unknown part."""
 
     def filled(match: re.Match[str]) -> str:
         begin, part, end = match.groups()
@@ -55,7 +55,7 @@ def fill(page: str, results: Mapping[str, Any] | None) -> str:
 
 
 def write_pages(results: Mapping[str, Any], *, to_stdout: bool = False) -> None:
-    """Put the results into both pages, or print what they would say."""
+    """Write the results into both pages, or print the parts."""
     filled = {path: fill(path.read_text(encoding="utf-8"), results) for path in PAGES}
     for path, page in filled.items():
         if to_stdout:

@@ -1,6 +1,6 @@
-"""Other packages as contenders, each used as its own training and generation use it.
+"""Other packages as contenders, used as in their own training and generation code.
 
-Where a package skips work by mistake, that is put right here, so that nobody is measured while doing less.
+If a package skips work by mistake, it is corrected here, so that all do the same work.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Lucidrains(Contender):
 
     @torch.no_grad()
     def decoder(self, batch: int, at: int) -> Step:
-        """As its `generate`: the whole segment so far goes through the model for each token."""
+        """Decode as its `generate`: the model reads the whole segment so far for each token."""
         self.model.eval()
         memory, segment = self.full_memory(batch), self.prefix(batch, at)
 
@@ -88,7 +88,7 @@ class Lucidrains(Contender):
 
 
 class LabmlModel(nn.Module):
-    """What labml-nn's training script puts around its layers; the script itself needs torchvision to import."""
+    """Embedding, mask and logits as in labml-nn's training script, which needs torchvision to import."""
 
     def __init__(self, layers: nn.Module, d_model: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class LabmlModel(nn.Module):
         self.masks: dict[tuple[int, int], Tensor] = {}
 
     def forward(self, tokens: Tensor, memory: tuple[list[Tensor], list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
-        """Logits `[batch, chunk, id]` and the states that enter memory, one `[time, batch, d_model]` a layer."""
+        """Return logits `[batch, chunk, id]` and the states that enter memory, `[time, batch, d_model]` per layer."""
         recent, compressed = memory
         shape = (tokens.shape[1], len(compressed[0]) + len(recent[0]) + tokens.shape[1])
         if shape not in self.masks:
@@ -143,7 +143,7 @@ class Labml(Contender):
 
     @torch.no_grad()
     def _update(self, memory: Any, states: list[Tensor]) -> tuple[Any, list[Tensor]]:
-        """Memory after its script's rule: what is beyond the length of recent memory is compressed in whole groups."""
+        """Update memory as in its script: states beyond recent memory are compressed in whole groups."""
         recent = [torch.cat(pair) for pair in zip(memory[0], states, strict=True)]
         rate = self.work.compression_rate
         count = rate * -(-(len(recent[0]) - self.work.memory_length) // rate)
@@ -158,7 +158,7 @@ class Labml(Contender):
 
     @torch.no_grad()
     def decoder(self, batch: int, at: int) -> Step:
-        """As its `sample`: one token at a time, each of which enters memory at once."""
+        """Decode as its `sample`: one token at a time, each of which enters memory immediately."""
         return reading_one_by_one(self, batch, 0)
 
 
@@ -183,7 +183,7 @@ class XTransformers(Contender):
 
     @torch.no_grad()
     def full_memory(self, batch: int) -> Any:
-        # What it keeps of each layer is its own affair: let it read as many segments as it takes.
+        # Read as many segments as it needs to fill its memory.
         count, memory = -(-self.work.slots // self.work.segment_length), None
         for tokens, _ in islice(segments(batch, self.work.segment_length), count):
             _, memory, _ = self.read(tokens.to(DEVICE), memory)
@@ -198,7 +198,7 @@ class XTransformers(Contender):
 
     @torch.no_grad()
     def decoder(self, batch: int, at: int) -> Step:
-        """As its memory wrapper's `generate`: keys and values are cached until the segment ends."""
+        """Decode as its memory wrapper's `generate`: with a KV cache until the segment ends."""
         self.model.eval()
         memory, segment, cache = self.full_memory(batch), self.prefix(batch, at), None
         options: dict[str, Any] = {"return_mems": True, "return_intermediates": True}

@@ -1,4 +1,4 @@
-"""Measures this package and its peers on the same works, side by side, and writes what came out.
+"""Speed and memory of this package and of others on the same works.
 
     make bench          # about twenty minutes on two cores
     make bench-quick    # fewer repetitions of the small work; prints, and writes nothing
@@ -33,7 +33,7 @@ GPU_RESULTS = RESULTS.with_name("performance-gpu.json")
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """How often one work is measured."""
+    """Repetitions of one work."""
 
     rounds: dict[int, int]
     """By threads, rounds in which all take their turn."""
@@ -45,7 +45,7 @@ class WorkPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """Extent of a run."""
 
     works: dict[str, WorkPlan]
     growth_rounds: int
@@ -59,7 +59,7 @@ QUICK = Plan({"S": WorkPlan({2: 2}, {1: 2}, fresh=1)}, growth_rounds=2, stream_t
 
 
 def measure(plan: Plan, *, quick: bool) -> dict[str, Any]:
-    """Everything, as it is written to JSON."""
+    """Return all results for JSON."""
     began = time.monotonic()
     most = max(threads for work in plan.works.values() for threads in work.rounds)
     torch.set_num_threads(most)

@@ -1,4 +1,4 @@
-"""Which operations take the time of a training step.
+"""Profile of a training step by operation.
 
     PYTHONPATH=EARLIER/src python benchmarks/profiling.py
 
@@ -24,7 +24,7 @@ BEFORE = Path(__file__).parent / "profile-before.json"
 
 
 def profile_training(name: str = "S", steps: int = 2, rows: int = 10) -> dict[str, Any]:
-    """The operations with most time of their own in training steps on one thread, as shares of all."""
+    """Return the operations with the largest self time in training steps on one thread, as shares."""
     torch.set_num_threads(1)
     contender = Ours(WORKS[name])
     contender.train()

@@ -1,8 +1,8 @@
-"""Measures what rounded weights cost in bits per byte of held-out text, read token by token as in decoding.
+"""Cost of rounded weights in bits per byte of held-out text, read token by token as in decoding.
 
     python benchmarks/quantised.py RUN DATA --split test --tokens 20000
 
-The same beginnings of documents are scored with each precision of `CachedDecoder`; every token is predicted by a step
+The same starts of documents are scored with each precision of `CachedDecoder`; every token is predicted by a step
 of the decoder, memory and commits included. Prints a table, each row labelled with its precision.
 """
 
@@ -20,7 +20,7 @@ from compressive_transformer.generate import PRECISIONS, CachedDecoder, Precisio
 
 
 def decoded_nats(model: CompressiveTransformer, split: Split, precision: Precision) -> float:
-    """Nats of all targets of a split, its documents stepped through one after another."""
+    """Return the nats of all targets of a split, token by token."""
     decoder, total = CachedDecoder(model, model.empty_memory(1), precision), 0.0
     for document in range(len(split.documents)):
         tokens = torch.tensor([split.start_id, *split.read(document)])
@@ -33,7 +33,7 @@ def decoded_nats(model: CompressiveTransformer, split: Split, precision: Precisi
 
 
 def table_of(model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, tokens: int) -> str:
-    """Bits per byte with each precision, and how many more than with the model's own weights."""
+    """Return bits per byte with each precision, and the difference to full precision."""
     part = truncate_split(split, tokenizer, tokens) if tokens else split
     size = sum(document.bytes for document in part.documents)
     bits = {precision: decoded_nats(model, part, precision) / math.log(2) / size for precision in PRECISIONS}
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a run that `compressive train` wrote")
     parser.add_argument("data", type=Path, help="a corpus made with the same tokenizer")
     parser.add_argument("--split", default="test", help="train, validation or test")
-    parser.add_argument("--tokens", type=int, default=20_000, help="about so many tokens; 0 for all")
+    parser.add_argument("--tokens", type=int, default=20_000, help="number of tokens, about; 0 for all")
     given = parser.parse_args()
     model, tokenizer = load(given.run)
     print(table_of(model, tokenizer, open_corpus(given.data).split(given.split), given.tokens))

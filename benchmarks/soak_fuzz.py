@@ -1,4 +1,4 @@
-"""Looks for files that are neither read nor refused in one line, led by which lines of the package they reach.
+"""Coverage-guided fuzzing of all file readers: each file must be read or rejected with a one-line error.
 
     pip install atheris
     python benchmarks/soak_fuzz.py --seconds 60 --out benchmarks/soak_fuzz.json
@@ -48,12 +48,12 @@ def fuzz(name: str, folder: Path, seconds: int) -> None:
 
 
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """This script in a process of its own."""
+    """Run this script in a new process."""
     return subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
 
 
 def result(name: str, output: str, status: int) -> dict[str, Any]:
-    """What libFuzzer has said at the end."""
+    """Return the final statistics of libFuzzer."""
     counts = {what: int(found[-1]) for what, pattern in STATS.items() if (found := re.findall(pattern, output))}
     covered = [int(number) for number in re.findall(COVERED, output)]
     return {
@@ -66,7 +66,7 @@ def result(name: str, output: str, status: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Fuzz each file for so long, one after another."""
+    """Fuzz each file for the given time."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=int, default=60, help="for each file")
     parser.add_argument("--out", type=Path, help="the JSON to write")

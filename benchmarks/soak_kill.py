@@ -1,9 +1,9 @@
-"""Kills a training at random moments, again and again, and compares it with one that nobody disturbed, bit for bit.
+"""Soak test: kill a training run at random times, and compare it with an undisturbed run, bit for bit.
 
     python benchmarks/soak_kill.py --kills 50 > benchmarks/soak_kill.json
 
 Each kill is a SIGKILL of the whole process, at a moment drawn evenly from the time that a step, a validation or a
-checkpoint takes; the same command then goes on. In the end parameters, moments, memory, random state, data position and
+checkpoint takes; the same command then resumes. In the end parameters, moments, memory, random state, data position and
 log must be those of the undisturbed run; the script fails where they are not.
 """
 
@@ -55,7 +55,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(folder: Path, name: str, *, resume: bool) -> subprocess.Popen[bytes]:
-    """Start or go on with the training `name`."""
+    """Start or resume the run `name`."""
     arguments = ["train", str(folder / "config.toml"), str(folder / "data"), str(folder / name)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     going_on = ["--resume", "latest"] if resume else []
@@ -63,13 +63,13 @@ def run(folder: Path, name: str, *, resume: bool) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    _, told = process.communicate()
+    _, errors = process.communicate()
     if process.returncode:
-        sys.exit(f"soak: a run that nobody killed failed: {told.decode()}")
+        sys.exit(f"soak: an undisturbed run failed: {errors.decode()}")
 
 
 def step_of(run: Path) -> int:
-    """The step that the log has come to."""
+    """Return the last step of the log."""
     if not (run / "log.jsonl").exists():
         return 0
     lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
@@ -77,7 +77,7 @@ def step_of(run: Path) -> int:
 
 
 def killed(folder: Path, kills: int, draw: random.Random) -> tuple[list[dict[str, Any]], list[str]]:
-    """Where each kill met a run, and what is not as in the undisturbed one; after a run that ended comes another."""
+    """Yield the moment of each kill and the differences to the undisturbed run; a new run follows a finished one."""
     target, met, found, resume = folder / "killed", [], [], False
     while len(met) < kills:
         # Past the start of Python and PyTorch, spread over what one life may do of the run.
@@ -105,7 +105,7 @@ def killed(folder: Path, kills: int, draw: random.Random) -> tuple[list[dict[str
 
 
 def differences(folder: Path) -> list[str]:
-    """What is not the same in both runs."""
+    """Return the differences between two runs."""
     found = []
     one, other = (sorted((folder / name / "resume").iterdir())[-1] for name in ("killed", "undisturbed"))
     for name in ("training.safetensors", "process-0.safetensors"):
@@ -127,7 +127,7 @@ def differences(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Make a corpus, train undisturbed, train under fire, compare, print what happened as JSON."""
+    """Prepare a corpus, train undisturbed, train with kills, compare, and print the results as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)

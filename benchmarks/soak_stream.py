@@ -1,8 +1,8 @@
-"""A million tokens through one stream and through `evaluate`: memory, time and positions to the end.
+"""Soak test: a million tokens in one stream and in `evaluate`: memory, time and positions.
 
     python benchmarks/soak_stream.py > benchmarks/soak_stream.json
 
-Reads the books that ship with the package as one document. Asserts nothing: it prints what it found.
+Reads the books of the package as one document. Asserts nothing: it prints the results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONFIG = ct.ModelConfig(
 
 
 def text() -> bytes:
-    """The sample's training books, one after the other, as often as it takes."""
+    """Return the sample's training books, repeated to the length."""
     folder = files("compressive_transformer.apps.demo") / "sample" / "train"
     books = sorted((book for book in folder.iterdir() if book.name.endswith(".txt")), key=lambda book: book.name)
     content = b"".join(book.read_bytes() for book in books)
@@ -49,13 +49,13 @@ def text() -> bytes:
 
 
 def resident() -> int:
-    """Bytes of this process in main memory now."""
+    """Return the resident bytes of this process."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * resource.getpagesize()
 
 
 def read(content: bytes) -> tuple[ct.Stream, list[dict[str, float]]]:
-    """A stream that has read all of it, and seconds and resident bytes of each part."""
+    """Return a stream that has read the text, and seconds and resident bytes of each part."""
     torch.manual_seed(0)
     stream = ct.Stream(ct.CompressiveTransformer(CONFIG).eval(), ByteTokenizer())
     parts = []
@@ -67,7 +67,7 @@ def read(content: bytes) -> tuple[ct.Stream, list[dict[str, float]]]:
 
 
 def written(stream: ct.Stream, tokens: int) -> dict[str, float]:
-    """Seconds per token of the first and of the last tenth of what is written, and resident bytes."""
+    """Return seconds per generated token of the first and the last tenth, and resident bytes."""
     times, before = [], resident()
     for _ in range(10):
         began = time.perf_counter()
@@ -82,9 +82,9 @@ def chunks(content: bytes, size: int) -> Iterator[bytes]:
 
 
 def drift(stream: ct.Stream, content: bytes) -> float:
-    """Largest difference of the last logits from those of a model that has read only what can reach them.
+    """Return the largest difference of the last logits to those of a model that has read only their temporal range.
 
-    In double precision: what was added up wrongly over a million tokens, positions above all, would show here.
+    In double precision: accumulated errors, above all of positions, would show here.
     """
     model = ct.CompressiveTransformer(CONFIG).double().eval()
     model.load_state_dict(stream.model.state_dict())
@@ -101,7 +101,7 @@ def drift(stream: ct.Stream, content: bytes) -> float:
 
 
 def evaluated(content: bytes, model: ct.CompressiveTransformer) -> list[dict[str, float]]:
-    """Seconds and resident bytes of each tenth while `evaluate` scores the text as one document."""
+    """Return seconds and resident bytes of each tenth while `evaluate` scores the text as one document."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "text.txt").write_bytes(content.decode("utf-8", "ignore").replace("\r", " ").encode())
         corpus = ct.prepare(Path(folder, "text.txt"), Path(folder, "data"), holdout=0)
@@ -120,7 +120,7 @@ def evaluated(content: bytes, model: ct.CompressiveTransformer) -> list[dict[str
 
 
 def main() -> None:
-    """Print all as JSON."""
+    """Print all results as JSON."""
     content = text()
     stream, parts = read(content)
     seconds, held = [part["seconds"] for part in parts], [part["resident"] for part in parts]

@@ -1,4 +1,4 @@
-"""The table of results in the README: what was measured on the left, the result on the right."""
+"""Table of results in the README: measure on the left, result on the right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = ("recall", "recall-long", "pg19-bytes", "pg19-bpe")
 
 
 def summary(results: Results) -> str:
-    """Return the table: what memory does, from results/, then speed and memory, from performance.json."""
+    """Return the table: experiments of results/, then speed and memory of performance.json."""
     conditions = results["made"]
     sources = ", ".join(f"[{name}](results/{name}.json)" for name in FILES)
     where = f"{conditions['cpu']}, {_threads(results)} threads, fp32, commit {(conditions['commit'] or 'unknown')[:7]}"

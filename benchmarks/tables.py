@@ -1,4 +1,4 @@
-"""What the pages say of results, in Markdown: one function a part."""
+"""Parts of the pages as Markdown, one function each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ EVERY_ONE = "Every repetition: [benchmarks/performance.json](../benchmarks/perfo
 
 
 def table(head: list[str], rows: Iterable[list[str]], words: int = 1) -> str:
-    """A table whose first `words` columns hold words, the others numbers."""
+    """Return a table whose first `words` columns are words, the others numbers."""
     lines = [head, [":--"] * words + ["--:"] * (len(head) - words), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def written(spread: Spread | None, form: str = "{:.2f}") -> str:
-    """A median and what it lies between; a dash where there is none."""
+    """Return a median with its range; a dash for None."""
     if spread is None:
         return "–"
     middle, low, high = (form.format(value) for value in (spread.median, spread.low, spread.high))
@@ -28,7 +28,7 @@ def written(spread: Spread | None, form: str = "{:.2f}") -> str:
 
 
 def made(results: Results) -> str:
-    """What the measurements were made on."""
+    """Return the conditions of the measurements."""
     conditions = results["made"]
     versions = ", ".join(f"{name} {version}" for name, version in conditions["versions"].items())
     works = "\n".join(f"- **{name}**: {work['text']}" for name, work in results["works"].items())
@@ -46,7 +46,7 @@ def made(results: Results) -> str:
 
 
 def goals_met(results: Results) -> str:
-    """Each goal beside what was reached, and a sentence that counts them."""
+    """Return each goal with the figure reached, and a sentence that counts them."""
     rows, counts = [], {"met": 0, "missed": 0, "not measured": 0}
     for goal in goals(results):
         word = {True: "met", False: "missed", None: "not measured"}[goal.met]
@@ -62,7 +62,7 @@ def goals_met(results: Results) -> str:
 
 
 def ratios(measure: str) -> Callable[[Results], str]:
-    """The part of training, scoring or decoding: rates, shares of the limit, and ratios to each peer."""
+    """Return the part about training, scoring or decoding: rates, shares of the limit, and ratios to each peer."""
 
     def part(results: Results) -> str:
         head = ["work", "threads", "batch", "ours", "tokens/s", "of the limit", *(f"× {t}" for t in TITLES.values())]
@@ -85,7 +85,7 @@ def ratios(measure: str) -> Callable[[Results], str]:
 
 
 def _peers(results: Results, measure: str) -> str:
-    """The peers' own rates and shares of the limit."""
+    """Return the rates and shares of the limit of the peers."""
     rows = []
     for entry in entries(results, measure):
         cells = [entry["work"], str(entry["threads"]), str(entry["batch"])]
@@ -100,7 +100,7 @@ def _peers(results: Results, measure: str) -> str:
 
 
 def memory(results: Results) -> str:
-    """Peak memory of training."""
+    """Return peak memory of training."""
     head = ["work", "contender", "peak, MB", "of it before the model, MB", "ours / theirs"]
     rows = []
     for entry in entries(results, "memory"):
@@ -113,7 +113,7 @@ def memory(results: Results) -> str:
 
 
 def compression(results: Results) -> str:
-    """What compression adds to the time of the same network."""
+    """Return the time that compression adds to the same network."""
     rows = [
         [entry["work"], entry["measure"], str(entry["threads"]), written(compression_share(entry), "{:+.1f} %")]
         for measure in ("training", "scoring")
@@ -123,7 +123,7 @@ def compression(results: Results) -> str:
 
 
 def growth(results: Results) -> str:
-    """Cost a token at each size, measured and counted, as multiples of the first size."""
+    """Return the cost per token at each size, measured and counted, relative to the first size."""
     parts = []
     for grown in results["growth"]:
         head, rows = [grown["axis"]], []
@@ -143,7 +143,7 @@ def growth(results: Results) -> str:
 
 
 def stream(results: Results) -> str:
-    """Time and memory along one long text."""
+    """Return time and memory along one long text."""
     read = results["stream"]
     rows = [
         [
@@ -162,7 +162,7 @@ def stream(results: Results) -> str:
 
 
 def profile(results: Results, before: Mapping[str, Any] | None) -> str:
-    """Where the time of a training step goes, now and, where that was kept, before."""
+    """Return the profile of a training step, now and, if available, before."""
     parts = []
     kept = [] if before is None else [(f"Before, at commit {before['made']['commit']}", before["profile"])]
     for title, profiled in (*kept, ("Now", results["profile"])):

@@ -1,4 +1,4 @@
-"""How times are taken and compared: in turn, A B A B, next to the limits of the machine measured in the same turns."""
+"""Timing in turn, A B A B, next to the limits of the machine measured in the same rounds."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _began = time.monotonic()
 
 
 def say(text: str) -> None:
-    """A line of progress on stderr, with the minutes since the benchmark began."""
+    """Print a line of progress on stderr, with the minutes since the start."""
     minutes, seconds = divmod(int(time.monotonic() - _began), 60)
     print(f"{minutes:3d}:{seconds:02d}  {text}", file=sys.stderr, flush=True)
 
 
 def interleave(runs: Mapping[str, Callable[[], object]], rounds: int) -> Seconds:
-    """Seconds of each run in each round, all runs in turn in every round.
+    """Return seconds of each run in each round, all runs in turn.
 
-    Whatever else the machine does meets all of them. Nothing is left out: what runs should have run before.
+    Other load affects all of them. Nothing is discarded: warm up before.
     """
     seconds: Seconds = {name: [] for name in runs}
     for _ in range(rounds):
@@ -52,7 +52,7 @@ def interleave(runs: Mapping[str, Callable[[], object]], rounds: int) -> Seconds
 
 @dataclass(frozen=True)
 class Spread:
-    """A median and what it lies between."""
+    """Median and range."""
 
     median: float
     low: float
@@ -60,22 +60,22 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of numbers, one or more."""
+        """Return the spread of one or more numbers."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 def ratio(seconds: Sequence[float], ours: Sequence[float]) -> Spread:
-    """How many times as long as ours the same work took, round by round, since rounds share the machine's mood."""
+    """Return the ratio of times to ours by round, since load differs between rounds."""
     return Spread.of([other / own for other, own in zip(seconds, ours, strict=True)])
 
 
 def fraction(needed: float, seconds: Sequence[float], limit: Sequence[float], done: float) -> Spread:
-    """The share of the machine's limit: `needed` in our seconds, against `done` in the limit's, round by round."""
+    """Return the share of the machine's limit by round: `needed` in our seconds against `done` in the limit's."""
     return Spread.of([needed / own * other / done for own, other in zip(seconds, limit, strict=True)])
 
 
 class Decoding:
-    """Times one form of decoding; a call of `run` is one round and adds one number to each list."""
+    """Timer of one form of decoding; each call of `run` adds one round."""
 
     def __init__(self, decoder: Callable[[int, int], Step], batch: int, *, length: int, tokens: int) -> None:
         self.decoder, self.batch, self.length, self.tokens = decoder, batch, length, tokens
@@ -85,7 +85,7 @@ class Decoding:
         """Seconds of the last token of a segment."""
 
     def run(self) -> None:
-        """Decode at each place, from a memory that is full."""
+        """Decode at each position, with full memory."""
         took = [self._time(self.length * eighth // 8, self.tokens) for eighth in PLACES]
         self.ordinary.append(sum(map(sum, took)) / len(took) / self.tokens)
         self.commit.append(self._time(self.length - 3, 2)[-1])
@@ -104,7 +104,7 @@ class Decoding:
 
 
 def products(dtype: torch.dtype = torch.float32) -> tuple[Callable[[], None], float]:
-    """Matrix products of SIDE x SIDE, and their multiply-adds: how fast this machine multiplies."""
+    """Return a function of SIDE x SIDE matrix products, and its multiply-adds."""
     left, right = (torch.randn(SIDE, SIDE, device=DEVICE).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
 
@@ -117,9 +117,9 @@ def products(dtype: torch.dtype = torch.float32) -> tuple[Callable[[], None], fl
 
 
 def reading(size: float, least: float = 2e9) -> tuple[Callable[[], None], float]:
-    """Sums over a buffer of `size` bytes again and again, `least` bytes in all, and their exact number.
+    """Return a function that reads a buffer of `size` bytes repeatedly, and the bytes read, at least `least`.
 
-    As large as what a decoder reads for a token, so that a cache which holds the one holds the other.
+    The buffer is as large as the data that a decoder reads per token, so that both fit in the same cache.
     """
     buffer = torch.ones(max(1, int(size) // 4), device=DEVICE)
     times = max(1, round(least / buffer.nbytes))
@@ -132,9 +132,9 @@ def reading(size: float, least: float = 2e9) -> tuple[Callable[[], None], float]
 
 
 def bf16_is_fast() -> bool:
-    """Whether this machine multiplies in bf16 at no less than half of its rate in fp32.
+    """Return True if this machine multiplies in bf16 at no less than half of its rate in fp32.
 
-    Some have no instructions for it and take a hundred times as long; that can wait for nobody.
+    CPUs without bf16 instructions take a hundred times as long.
     """
     runs = {}
     for dtype in (torch.float32, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The works that the benchmark measures, the text that they read, and what they need: products and bytes, counted."""
+"""Works of the benchmark: sizes, text, and counted products and bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDS = 257
 
 @dataclass(frozen=True)
 class Work:
-    """Sizes that every contender has, as far as it knows them; memories are full."""
+    """Sizes common to all contenders; memories are full."""
 
     batch: int
     n_layers: int
@@ -34,7 +34,7 @@ class Work:
 
     @property
     def slots(self) -> int:
-        """States of memory that a token attends to."""
+        """Memory states that a token attends to."""
         return self.memory_length + self.compressed_length
 
     @property
@@ -50,7 +50,7 @@ class Work:
 
     @property
     def without_compression(self) -> ModelConfig:
-        """The same model as a Transformer-XL of equal attention width."""
+        """Same model as a Transformer-XL of equal attention width."""
         return replace(self.config, memory_length=self.slots, compressed_length=0)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ WORKS = {
 
 
 def segments(batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and targets `[batch, length]` of the sample books, over and over, each lane from a place of its own."""
+    """Yield tokens and targets `[batch, length]` of the sample books, repeated, each lane from another position."""
     folder = files("compressive_transformer.apps.demo") / "sample" / "train"
     books = sorted((book for book in folder.iterdir() if book.name.endswith(".txt")), key=lambda book: book.name)
     text = torch.frombuffer(bytearray(b"".join(book.read_bytes() for book in books)), dtype=torch.uint8).long()
@@ -80,7 +80,7 @@ def segments(batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def full_memory(model: CompressiveTransformer, batch: int) -> Memory:
-    """A memory of our model all of whose slots are filled, with random states, where a segment begins."""
+    """Return a full memory of our model with random states, at the start of a segment."""
     config, empty = model.config, model.empty_memory(batch)
     seen = torch.full((batch,), -(-config.temporal_range // config.segment_length) * config.segment_length)
     filled = [[int(count[0]) for count in SlotLayout.of(config, n).filled(seen)] for n in range(config.n_layers)]
@@ -91,10 +91,10 @@ def full_memory(model: CompressiveTransformer, batch: int) -> Memory:
 
 
 def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
-    """Multiply-adds of all matrix products a token: of reading it, or of a training step with the compression loss.
+    """Return multiply-adds of all matrix products per token, for reading or for a training step.
 
-    Counted as `describe` counts, on tensors without numbers, masked slots included, lanes of one age. Reading keeps
-    projected distances, training projects them.
+    Counted as by `describe`, on the meta device, masked slots included, lanes of one age. Reading caches projected
+    distances, training projects them.
     """
     with torch.device("meta"):
         model = CompressiveTransformer(config)
@@ -111,10 +111,10 @@ def multiply_adds(config: ModelConfig, batch: int, *, training: bool) -> float:
 
 
 def decoding_bytes(config: ModelConfig, batch: int, *, weight: int, state: int) -> float:
-    """Bytes that decoding one token a lane must read at least: weights, and keys and values of all slots.
+    """Return the bytes that decoding a token per lane must read: weights, and keys and values of all slots.
 
-    `weight` and `state` are the bytes of one number of each. f_c, which only commits read, is left out; the
-    segment is half full.
+    `weight` and `state` are bytes per number. f_c, which only commits read, is not counted; the segment is half
+    full.
     """
     with torch.device("meta"):
         model = CompressiveTransformer(config)
@@ -124,5 +124,5 @@ def decoding_bytes(config: ModelConfig, batch: int, *, weight: int, state: int) 
 
 
 def table(work: Work) -> dict[str, Any]:
-    """A work as it is written to JSON."""
+    """Return a work for JSON."""
     return {**asdict(work), "text": str(work)}
