@@ -190,7 +190,7 @@ def toml(tmp_path: Path) -> Path:
 SIZES = ModelConfig(vocab_size=257, d_model=8, n_layers=2, n_heads=2, segment_length=4, compressed_length=3)
 
 
-def test_a_file_is_described_and_the_token_ids_of_bytes_assumed_where_it_says_none(command: Run, toml: Path) -> None:
+def test_describe_assumes_bytes_where_a_recipe_has_no_vocabulary(command: Run, toml: Path) -> None:
     code, out, err = command(toml)
     assert (code, out) == (0, f"{describe(replace(SIZES, memory_length=(1, 5)))}\n")
     assert err == "vocab_size is not given: 257 assumed, as for bytes\n"

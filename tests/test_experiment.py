@@ -152,7 +152,7 @@ def test_a_run_is_scored_on_the_part_and_with_the_memory_that_the_plan_says(corp
 
 
 @pytest.mark.parametrize("step", [1, 5])
-def test_a_run_interrupted_before_or_after_a_checkpoint_ends_as_if_it_never_was(
+def test_an_interrupted_run_ends_as_if_it_never_was(
     corpus: Corpus, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     original = Trainer.step
@@ -354,7 +354,7 @@ def load_file_as(name: str, path: Path) -> ModuleType:
     return module
 
 
-def test_a_function_that_other_processes_cannot_find_is_refused_before_anything_runs(
+def test_a_function_that_workers_cannot_import_is_refused_first(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hidden(Compression):
@@ -413,7 +413,7 @@ def test_a_run_never_stands_for_one_of_other_settings(
         assert tree(copied) == before
 
 
-def test_a_run_of_an_earlier_version_counts_with_newer_settings_at_their_defaults(corpus: Corpus, copied: Path) -> None:
+def test_a_run_of_an_earlier_version_counts_with_new_fields_at_defaults(corpus: Corpus, copied: Path) -> None:
     runs = runs_of(PLAN, corpus)
     files = [file for run in runs for file in (copied / run.path / RESULT, *(copied / run.path).rglob("state.json"))]
     assert len(files) == 8

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from compressive_transformer.apps.serve import Engine, Limits, Refusal
-from compressive_transformer.apps.serve.jobs import Done, Event, Failed, Job, Read, Wrote
+from compressive_transformer.apps.serve.jobs import Event, Failed, Finished, Job, TokensRead, TokenWritten
 from compressive_transformer.apps.serve.memory_view import last_attention, pieces_of, slots_of
 from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
@@ -55,7 +55,7 @@ def result_of(begin: Callable[[Callable[[Event], None]], Job]) -> list[Event]:
     told: queue.Queue[Event] = queue.Queue()
     begin(told.put)
     events = [told.get(timeout=60)]
-    while not isinstance(events[-1], Done | Failed):
+    while not isinstance(events[-1], Finished | Failed):
         events.append(told.get(timeout=60))
     return events
 
@@ -63,15 +63,15 @@ def result_of(begin: Callable[[Callable[[Event], None]], Job]) -> list[Event]:
 def read(engine: Engine, id: str, text: str) -> torch.Tensor:
     """The nats of a text that a session reads."""
     events = result_of(lambda tell: engine.read(id, engine.encode(text), tell))
-    assert events[-1] == Done("read")
-    return torch.cat([torch.zeros(0), *(event.nats for event in events if isinstance(event, Read))])
+    assert events[-1] == Finished("read")
+    return torch.cat([torch.zeros(0), *(event.nats for event in events if isinstance(event, TokensRead))])
 
 
 def write(engine: Engine, id: str, tokens: int, sampling: Sampling) -> tuple[str, str]:
     """What a session writes, and why it ends."""
     events = result_of(lambda tell: engine.write(id, tokens, sampling, tell))
-    assert isinstance(events[-1], Done)
-    return "".join(event.text for event in events if isinstance(event, Wrote | Done)), events[-1].reason
+    assert isinstance(events[-1], Finished)
+    return "".join(event.text for event in events if isinstance(event, TokenWritten | Finished)), events[-1].reason
 
 
 def memory_of(engine: Engine, id: str) -> Memory:
@@ -124,7 +124,7 @@ def test_64_sessions_at_once_give_what_each_gives_alone(
     assert engine.worker.unfinished == 0
 
 
-def test_in_single_precision_sessions_at_once_write_the_tokens_that_each_writes_alone(
+def test_sessions_at_once_write_what_each_writes_alone_in_float32(
     engine_of: Callable[..., Engine], tmp_path: Path
 ) -> None:
     model = tiny_model(seed=1).eval()
@@ -134,7 +134,7 @@ def test_in_single_precision_sessions_at_once_write_the_tokens_that_each_writes_
         assert texts == session.texts
         for own, expected in zip(nats, session.nats, strict=True):
             assert_close(own.double(), expected, 1e-4)
-    assert engine.sessions.put_away >= 2
+    assert engine.sessions.stored >= 2
     assert engine.sessions.resident <= 22
 
 
@@ -156,9 +156,13 @@ def test_what_is_written_is_read_and_has_the_nats_of_the_model(engine_of: Callab
     engine = engine_of()
     one, other = engine.create(), engine.create()
     events = result_of(lambda tell: engine.write(one, 30, Sampling(seed=1, temperature=2.0), tell))
-    written = [event for event in events if isinstance(event, Wrote)]
+    written = [event for event in events if isinstance(event, TokenWritten)]
     tokens = torch.tensor([event.token for event in written])
-    nats = [event.nats for event in result_of(lambda tell: engine.read(other, tokens, tell)) if isinstance(event, Read)]
+    nats = [
+        event.nats
+        for event in result_of(lambda tell: engine.read(other, tokens, tell))
+        if isinstance(event, TokensRead)
+    ]
     assert_close(torch.tensor([event.nats for event in written], dtype=torch.float64), torch.cat(nats), 1e-9)
     assert_same_memory(engine.model, memory_of(engine, one), memory_of(engine, other))
     assert engine.state(one).tail.tolist() == [BYTES.start, *tokens.tolist()]
@@ -171,7 +175,7 @@ def test_a_completion_is_what_a_new_session_writes_and_leaves_nothing(engine_of:
     id = engine.create()
     read(engine, id, BOOK[:30])
     assert write(engine, id, 10, sampling)[0] == "".join(
-        event.text for event in events if isinstance(event, Wrote | Done)
+        event.text for event in events if isinstance(event, TokenWritten | Finished)
     )
 
 
@@ -192,7 +196,7 @@ def test_a_long_text_does_not_keep_others_waiting(engine_of: Callable[..., Engin
     ends: list[str] = []
     while len(ends) < 3:
         who, event = told.get(timeout=60)
-        if isinstance(event, Done):
+        if isinstance(event, Finished):
             ends.append(who)
     assert ends[-1] == "long"
 
@@ -206,9 +210,9 @@ def test_those_who_write_much_take_turns_and_write_what_they_write_alone(
         engine.write(engine.create(), count, Sampling(seed=number), lambda event, n=number: told.put((n, event)))
     while len(ends) < 4:
         number, event = told.get(timeout=60)
-        assert isinstance(event, Wrote | Done)
+        assert isinstance(event, TokenWritten | Finished)
         texts[number] += event.text
-        ends += [number] * isinstance(event, Done)
+        ends += [number] * isinstance(event, Finished)
     assert ends[0] == 3  # though it came last, and two write at once
     assert texts == [Stream(model, BYTES).write(count, seed=number) for number, count in enumerate(counts)]
 
@@ -222,7 +226,7 @@ def test_a_client_that_goes_ends_what_is_written_for_it(engine_of: Callable[...,
         engine.state(id)
     assert refused.value.status == 409
     job.cancelled = True
-    while isinstance(written[-1], Wrote):
+    while isinstance(written[-1], TokenWritten):
         written.append(told.get(timeout=60))
     assert written[-1].reason == "cancelled"  # type: ignore[union-attr]
     assert int(memory_of(engine, id).seen) == len(written) < 4097  # the start, and all but the last event
@@ -234,13 +238,13 @@ def test_a_client_that_goes_leaves_nothing_of_what_was_not_read_whole(engine_of:
     job = engine.read(id, engine.encode(BOOK[:20_000]), told.put)
     event = told.get(timeout=60)
     job.cancelled = True
-    while isinstance(event, Read):
+    while isinstance(event, TokensRead):
         event = told.get(timeout=60)
     assert isinstance(event, Failed)
     assert engine.state(id).seen == 0
 
 
-def test_a_failure_ends_its_own_requests_only_and_leaves_sessions_as_they_were(
+def test_a_failure_ends_its_requests_only_and_changes_no_session(
     engine_of: Callable[..., Engine], model: CompressiveTransformer, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_of()
@@ -274,7 +278,7 @@ def test_more_requests_than_the_queue_holds_are_refused(engine_of: Callable[...,
     engine = engine_of(queue=1)
     id, other = engine.create(), engine.create()
     job = engine.write(id, 4096, Sampling(), lambda event: None)
-    with pytest.raises(Refusal, match="1 requests are waiting or being worked on") as refused:
+    with pytest.raises(Refusal, match="1 requests wait or run") as refused:
         engine.read(other, engine.encode("a"), lambda event: None)
     assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "queue_full", 1)
     job.cancelled = True
@@ -284,7 +288,9 @@ def test_more_requests_than_the_queue_holds_are_refused(engine_of: Callable[...,
 def test_tokens_beyond_the_limit_and_limits_that_are_none_are_refused(engine_of: Callable[..., Engine]) -> None:
     engine = engine_of(max_tokens=5)
     for tokens in (0, 6):
-        with pytest.raises(Refusal, match=rf"tokens \({tokens}\) must be 1 to 5, the server's --max-tokens") as refused:
+        with pytest.raises(
+            Refusal, match=rf"tokens \({tokens}\) must be 1 to 5 \(--max-tokens of the server"
+        ) as refused:
             engine.write(engine.create(), tokens, Sampling(), print)
         assert refused.value.status == 422
     with pytest.raises(CompressiveError, match=r"queue \(0\) must be more than 0"):
@@ -307,19 +313,19 @@ def test_one_can_look_at_a_session_while_it_is_read_and_written(
     id = engine.create()
     job = engine.read(id, engine.encode(BOOK[:20_000]), told.put)
     told.get(timeout=60)
-    reading = engine.look(id)
+    reading = engine.current_state(id)
     job.cancelled = True
     assert 8 <= reading.seen < 20_000
     assert reading.tail.tolist() == [BYTES.start, *BYTES.encode(BOOK)][reading.seen - len(reading.tail) : reading.seen]
-    while isinstance(told.get(timeout=60), Read):
+    while isinstance(told.get(timeout=60), TokensRead):
         pass
     job = engine.write(id, 4096, Sampling(seed=0), told.put)
     events = [told.get(timeout=60) for _ in range(20)]
-    looked = engine.look(id)
+    looked = engine.current_state(id)
     job.cancelled = True
-    while isinstance(events[-1], Wrote):
+    while isinstance(events[-1], TokenWritten):
         events.append(told.get(timeout=60))
-    whole = [BYTES.start, *(event.token for event in events if isinstance(event, Wrote))]
+    whole = [BYTES.start, *(event.token for event in events if isinstance(event, TokenWritten))]
     assert looked.tail.tolist() == whole[looked.seen - len(looked.tail) : looked.seen]
     with torch.no_grad():
         assert_same_memory(model, looked.memory, model(torch.tensor([whole[: looked.seen]])).memory)
@@ -377,9 +383,7 @@ def test_restoring_goes_back_to_what_was_saved_whatever_happened_since(
     assert not list(tmp_path.glob(f"{id}*"))
 
 
-def test_sessions_go_on_after_a_restart_and_after_a_crash_from_where_they_were_saved(
-    engine_of: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_sessions_continue_after_a_restart_and_after_a_crash(engine_of: Callable[..., Engine], tmp_path: Path) -> None:
     engine = engine_of(folder=tmp_path)
     id, saved = engine.create(), engine.create()
     read(engine, id, BOOK[:30])
@@ -397,17 +401,15 @@ def test_sessions_go_on_after_a_restart_and_after_a_crash_from_where_they_were_s
     assert again.state(saved).seen == 26
 
 
-def test_a_file_of_another_model_or_a_damaged_one_is_refused_without_its_path(
-    engine_of: Callable[..., Engine], tmp_path: Path
-) -> None:
+def test_a_damaged_file_or_one_of_another_model_is_refused(engine_of: Callable[..., Engine], tmp_path: Path) -> None:
     engine = engine_of(folder=tmp_path)
     id = engine.create()
     engine.stop()
-    with pytest.raises(Refusal, match="cannot come back: not a stream of this model: its config differs") as refused:
+    with pytest.raises(Refusal, match="cannot be loaded: not a stream of this model: its config differs") as refused:
         engine_of(tiny_model(d_model=8).eval(), tmp_path).state(id)
     assert str(tmp_path) not in str(refused.value)
     (tmp_path / f"{id}.safetensors").write_bytes(b"nothing")
-    with pytest.raises(Refusal, match="cannot come back: not a readable safetensors file") as refused:
+    with pytest.raises(Refusal, match="cannot be loaded: not a readable safetensors file") as refused:
         engine_of(folder=tmp_path).state(id)
     assert (refused.value.status, refused.value.code) == (409, "session_unreadable")
 
@@ -421,7 +423,7 @@ def test_an_id_that_the_server_did_not_make_reaches_no_file(
     (tmp_path / "sessions" / ("A" * 32 + ".safetensors")).write_bytes(b"")  # not one of the server's either
     again = engine_of(folder=tmp_path / "sessions")
     for ask in (again.state, again.fork, again.sessions.save, again.sessions.restore, again.sessions.delete):
-        with pytest.raises(Refusal, match="there is no such session") as refused:
+        with pytest.raises(Refusal, match="no such session") as refused:
             ask(id)
         assert refused.value.status == 404
     assert len(engine.sessions) == 0
@@ -438,7 +440,7 @@ def test_idle_sessions_go_to_disk_or_are_forgotten_where_there_is_none(
         now = 50.0
         used = engine.create()
         now = 61.0
-        engine.sessions.put_away_idle()
+        engine.sessions.store_idle()
         assert engine.sessions.resident == 1
         assert engine.state(used).seen == 0
         if folder:
@@ -452,7 +454,7 @@ def test_idle_sessions_go_to_disk_or_are_forgotten_where_there_is_none(
 def test_sessions_beyond_the_limits_are_refused(engine_of: Callable[..., Engine], tmp_path: Path) -> None:
     engine = engine_of(resident=1)
     engine.create()
-    with pytest.raises(Refusal, match="there are 1 sessions, the most that this server keeps") as refused:
+    with pytest.raises(Refusal, match="the server has 1 sessions, its limit") as refused:
         engine.create()
     assert refused.value.status == 429
     for ask in (engine.sessions.save, engine.sessions.restore):
@@ -461,20 +463,20 @@ def test_sessions_beyond_the_limits_are_refused(engine_of: Callable[..., Engine]
     engine = engine_of(folder=tmp_path, resident=1, stored=2)
     busy = engine.create()
     job = engine.write(busy, 4096, Sampling(), lambda event: None)
-    with pytest.raises(Refusal, match="all 1 sessions that fit into memory are in use") as refused:
+    with pytest.raises(Refusal, match="all 1 sessions in memory are in use") as refused:
         engine.create()
     assert refused.value.retry_after == 1
     job.cancelled = True
     while engine.worker.unfinished:
         time.sleep(0.01)
     engine.create()
-    with pytest.raises(Refusal, match="there are 2 sessions, the most that this server keeps; delete some"):
+    with pytest.raises(Refusal, match="the server has 2 sessions, its limit; delete some"):
         engine.create()
 
 
 def test_a_folder_that_cannot_be_used_is_said_so(model: CompressiveTransformer, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CompressiveError, match="cannot hold sessions: "):
+    with pytest.raises(CompressiveError, match="cannot be used for sessions: "):
         Engine(model, BYTES, folder=tmp_path / "file")
 
 
@@ -492,16 +494,16 @@ def test_stopping_tells_those_who_wait_and_keeps_what_was_written(
         one.get(timeout=60)  # each has had a turn
     if end == "stopping":
         engine.stop()
-        with pytest.raises(Refusal, match="the server is stopping"):
+        with pytest.raises(Refusal, match="the server is shutting down"):
             engine.read(ids[2], engine.encode("a"), print)
     for job in jobs:
         job.cancelled = True
     for one in told[:2]:
         counts.append(1)
-        while isinstance(event := one.get(timeout=60), Wrote):
+        while isinstance(event := one.get(timeout=60), TokenWritten):
             counts[-1] += 1
-        assert event == Done(end, event.text)  # type: ignore[union-attr]
-    while isinstance(event := told[2].get(timeout=60), Read):
+        assert event == Finished(end, event.text)  # type: ignore[union-attr]
+    while isinstance(event := told[2].get(timeout=60), TokensRead):
         pass
     assert isinstance(event, Failed)
     assert event.refusal.code == end
@@ -514,7 +516,7 @@ def test_stopping_tells_those_who_wait_and_keeps_what_was_written(
 
 
 @pytest.mark.parametrize("fields", [{}, {"position": "rotary"}, {"compressed_position": "unit"}, {"norm": "post"}])
-def test_the_attention_that_is_shown_is_that_with_which_the_last_token_was_read(fields: dict[str, str]) -> None:
+def test_the_attention_shown_is_that_of_the_last_token(fields: dict[str, str]) -> None:
     model = small_model(**{"vocab_size": 257, **MODEL, **fields}).eval()
     told: dict[int, list[torch.Tensor]] = {0: [], 1: []}
 

@@ -193,7 +193,7 @@ def test_a_body_without_a_length_is_limited_too(server: Served) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
-def test_a_full_queue_and_a_busy_session_are_refused_and_a_later_request_goes_through() -> None:
+def test_a_full_queue_and_a_busy_session_are_refused_for_a_while() -> None:
     with served(tiny_model(), queue=1) as server:
         id, other = server.new(), server.new()
         with server.client.stream("POST", f"/sessions/{id}/generate", json={"tokens": 4096}) as answer:
@@ -283,12 +283,12 @@ def test_the_client_of_openai_completes_and_streams(server: Served) -> None:
             ({"n": 2}, openai.BadRequestError, "n is not supported; leave it out"),
             ({"echo": True}, openai.BadRequestError, "echo is not supported"),
             ({"logprobs": 1}, openai.BadRequestError, "logprobs is not supported"),
-            ({"extra_body": {"fast": 1}}, openai.BadRequestError, "fast is no field of a completion"),
+            ({"extra_body": {"fast": 1}}, openai.BadRequestError, "unknown field fast"),
             ({"prompt": ["a", "b"]}, openai.BadRequestError, "prompt must be one text, got 2"),
             ({"temperature": -1}, openai.BadRequestError, "temperature"),
-            ({"stop": ["a"] * 5}, openai.BadRequestError, "stop may hold 4 texts, got 5"),
+            ({"stop": ["a"] * 5}, openai.BadRequestError, "stop may have at most 4 strings, got 5"),
             ({"max_tokens": 0}, openai.UnprocessableEntityError, r"tokens \(0\) must be 1 to 4096"),
-            ({"model": "gpt"}, openai.NotFoundError, "there is no model 'gpt' here, only 'tiny'"),
+            ({"model": "gpt"}, openai.NotFoundError, "unknown model 'gpt'; this server has 'tiny'"),
         ]:
             with pytest.raises(error, match=text):
                 client.completions.create(**{**asked, **changed})
@@ -338,12 +338,12 @@ def started(run: Path, folder: Path) -> tuple[subprocess.Popen[str], str]:
         [*command, "--sessions", str(folder)], stderr=subprocess.PIPE, text=True, env=environment
     )
     assert process.stderr is not None
-    found = re.search(r"tiny-run at (http://127\.0\.0\.1:\d+)/; Ctrl-C ends it", process.stderr.readline())
+    found = re.search(r"tiny-run at (http://127\.0\.0\.1:\d+)/; Ctrl-C to stop", process.stderr.readline())
     assert found
     return process, found[1]
 
 
-def test_a_server_that_is_told_to_stop_ends_what_runs_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_stopped_server_ends_its_jobs_and_continues_after_a_restart(tmp_path: Path) -> None:
     save(tmp_path / "tiny-run", tiny_model(seed=1), BYTES)
     headers, alone = {"Authorization": f"Bearer {TOKEN}"}, stream()
     alone.read(BOOK[:40])

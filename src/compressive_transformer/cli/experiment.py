@@ -1,4 +1,4 @@
-"""The command that runs experiments."""
+"""The command `experiment`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def experiment(
 ) -> None:
     """Train and score several settings with several seeds each, and print a table with confidence intervals.
 
-    The folder gets results.json, results.md, pictures, and the runs with their logs. The same command again goes on
-    where it stopped: what is finished is not done again.
+    The folder gets results.json, results.md, pictures, and the runs with their logs. The same command resumes an
+    interrupted experiment: finished runs are not repeated.
 
     Args:
-        plan: A TOML file with the tables [model], [train] and [evaluate], with seeds = [...], baseline = "NAME" and
+        plan: TOML file with the tables [model], [train] and [evaluate], with seeds = [...], baseline = "NAME" and
             a table [settings.NAME] for each setting, which holds what it changes.
-        data: A corpus that `compressive prepare` made.
-        out: The experiment's folder, to be made, or to go on with.
+        data: Corpus that `compressive prepare` made.
+        out: Folder of the experiment; it is created, or resumed.
         processes: Runs side by side, each with one thread; by default one for each GPU, or for each core.
         json: Print everything as JSON instead of the table.
     """
     try:
         results = run_experiment(plan, open_corpus(data), out, processes=processes)
     except KeyboardInterrupt:
-        raise CompressiveError("interrupted; the same command again goes on from the last checkpoints") from None
+        raise CompressiveError("interrupted; run the same command again to resume from the last checkpoints") from None
     say(f"the results are in {out}")
     print(json_format.dumps(results.to_dict(), indent=1, ensure_ascii=False) if json else results)

@@ -1,4 +1,4 @@
-"""The command that serves a model."""
+"""The command `serve`."""
 
 from __future__ import annotations
 
@@ -29,21 +29,19 @@ def serve(
     names: tuple[str, ...] = (),
     limits: OmitArgPrefixes[Annotated[Limits, checked(Limits)]] = DEFAULT_LIMITS,
 ) -> None:
-    """Serve a model: sessions with unbounded history, OpenAI's completions, and a page that shows the memory at work
-    (extra `serve`).
+    """Serve a model over HTTP: sessions with unbounded history, OpenAI's completions, and a page that shows the memory
+    at work (extra `serve`).
 
-    Ctrl-C or SIGTERM ends it; with --sessions, sessions go on when it is started again.
+    Ctrl-C or SIGTERM stops it. With --sessions, sessions continue after a restart.
 
     Args:
-        run: A run that `compressive train` wrote; the folder's name is the model's.
-        host: The address to listen at; only this machine can reach the default.
-        port: The port; 0 for any that is free.
-        sessions: A folder for sessions that are saved or not used; it belongs to this server alone.
-        token_file: A file with the token that requests must bear; the environment variable COMPRESSIVE_TOKEN holds
-            one, too.
-        names: Names under which a proxy before the server asks it; on loopback it answers to no others than these and
-            its own.
-        limits: What the server takes in.
+        run: Folder of a run that `compressive train` wrote; its name is the name of the model.
+        host: Address to listen on; the default is reachable from this machine only.
+        port: Port; 0 for any free port.
+        sessions: Folder for sessions that are saved or unused; no other server may use it.
+        token_file: File with the token that requests must carry; or set the environment variable COMPRESSIVE_TOKEN.
+        names: Host names of a proxy in front of the server; on loopback, all but these and its own are refused.
+        limits: Limits of sessions and requests.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         optional(module, extra="serve", purpose="compressive serve")
@@ -51,21 +49,21 @@ def serve(
     from ..apps.serve.running import serve as serve_engine
 
     token = _token(token_file)
-    with bind(host, port) as listening:  # before the model is read, which may take long
+    with bind(host, port) as listening:  # before the model is loaded, which may take long
         model, tokenizer = load(run)
         engine = Engine(model.to(default_device()), tokenizer, limits, sessions)
         address, own_port = listening.getsockname()[:2]
         if token is None and host not in ("127.0.0.1", "localhost", "::1"):
-            say("anybody who reaches this address can use the server: give it a token, --token-file FILE")
+            say("warning: anyone who can reach this address can use the server; set a token with --token-file FILE")
         name = run.resolve().name
-        say(f"{name} at http://{f'[{address}]' if ':' in address else address}:{own_port}/; Ctrl-C ends it")
+        say(f"{name} at http://{f'[{address}]' if ':' in address else address}:{own_port}/; Ctrl-C to stop")
         serve_engine(engine, name, listening, token=token, names=names)
-    kept = f"{len(engine.sessions)} sessions are in {sessions}" if sessions else "sessions were not kept"
-    say(f"stopped; {kept}")
+    stored = f"{len(engine.sessions)} sessions are in {sessions}" if sessions else "sessions were not stored"
+    say(f"stopped; {stored}")
 
 
 def _token(path: Path | None) -> str | None:
-    """The token in a file, else in the environment; None without either. It never is an argument, which all can see."""
+    """Return the token in a file, else in the environment, else None. As an argument, other users could see it."""
     token = os.environ.get(TOKEN_VARIABLE)
     if path is not None:
         token = path.read_text(encoding="utf-8", errors="replace").strip()
@@ -73,6 +71,6 @@ def _token(path: Path | None) -> str | None:
         source = TOKEN_VARIABLE if path is None else path
         raise CompressiveError(
             f"{source}: a token must be {SHORTEST_TOKEN} or more printable ASCII characters in one line, "
-            'as python -c "import secrets; print(secrets.token_urlsafe())" prints them'
+            'such as python -c "import secrets; print(secrets.token_urlsafe())" prints them'
         )
     return token

@@ -1,4 +1,4 @@
-"""A server for one model: sessions with unbounded history at constant memory (extra `serve`)."""
+"""Server for one model: sessions with unbounded history at constant memory (extra `serve`)."""
 
 from .engine import Engine, Limits
 from .errors import Refusal

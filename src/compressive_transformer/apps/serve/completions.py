@@ -1,4 +1,4 @@
-"""Completions in the shape of OpenAI's, so that existing clients work: /v1/completions and /v1/models."""
+"""OpenAI's completions, for existing clients: /v1/completions and /v1/models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...errors import CompressiveError
 from ...generate.sampling import Sampling
 from .engine import Engine
 from .errors import Refusal
-from .events import begun
-from .jobs import Done, Wrote
+from .events import run_job
+from .jobs import Finished, TokenWritten
 from .middleware import error_body
 
 router = APIRouter(prefix="/v1")
 
-# What OpenAI's completions know and this server does not: fields, and the values that ask for nothing.
-WITHOUT = {
+# Fields of OpenAI's completions that this server does not support, and the values that ask for nothing.
+UNSUPPORTED = {
     "best_of": (None, 1),
     "echo": (None, False),
     "frequency_penalty": (None, 0),
@@ -37,14 +37,14 @@ WITHOUT = {
 
 
 class StreamOptions(BaseModel):
-    """What is said at the end of a stream."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
 
 
 class Completion(BaseModel):
-    """What is asked for; None is what a field is when left out."""
+    """Content of a request; a field that is missing is None."""
 
     model_config = ConfigDict(extra="allow")
     model: str
@@ -57,33 +57,33 @@ class Completion(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    """A name that clients give; nothing depends on it."""
+    """Name of the user; it has no effect."""
 
 
 @router.get("/models")
 def models(request: Request) -> dict[str, Any]:
-    """The one model that there is."""
+    """List the model."""
     return {"object": "list", "data": [_model(request)]}
 
 
 @router.get("/models/{name}")
 def model(name: str, request: Request) -> dict[str, Any]:
-    """That model by its name."""
+    """Return the model by its name."""
     _check_name(request, name)
     return _model(request)
 
 
 @router.post("/completions")
 async def complete(content: Completion, request: Request) -> Response:
-    """What the model writes after a prompt; nothing is kept of it."""
+    """Generate a completion of a prompt; no session is kept."""
     engine: Engine = request.app.state.engine
     _check_name(request, content.model)
     _check_fields(content)
     prompt, sampling = _prompt(content), _sampling(content)
     count = 16 if content.max_tokens is None else content.max_tokens
-    began, measures = time.perf_counter(), request.app.state.measures
+    began, metrics = time.perf_counter(), request.app.state.metrics
     tokens = await run_in_threadpool(engine.encode, prompt)
-    events = await begun(request, lambda tell: engine.complete(tokens, count, sampling, tell))
+    events = await run_job(request, lambda on_event: engine.complete(tokens, count, sampling, on_event))
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
@@ -92,33 +92,33 @@ async def complete(content: Completion, request: Request) -> Response:
     }
     usage = {"prompt_tokens": len(tokens), "completion_tokens": 0, "total_tokens": len(tokens)}
 
-    async def told() -> AsyncIterator[tuple[str, str | None]]:
-        """Texts, and with the last one why it is the last."""
+    async def parts() -> AsyncIterator[tuple[str, str | None]]:
+        """Yield texts, with the reason of the end beside the last one."""
         async for event in events:
-            if isinstance(event, Wrote):
+            if isinstance(event, TokenWritten):
                 if not usage["completion_tokens"]:
-                    measures.first_token.observe(time.perf_counter() - began)
+                    metrics.first_token.observe(time.perf_counter() - began)
                 usage["completion_tokens"] += 1
                 usage["total_tokens"] += 1
                 yield event.text, None
-            elif isinstance(event, Done):
+            elif isinstance(event, Finished):
                 if event.reason not in ("stop", "length"):
-                    raise Refusal(503, "stopping", "the server stopped before the end of this completion")
+                    raise Refusal(503, "stopping", "the server stopped before the completion was finished")
                 yield event.text, event.reason
 
     if content.stream:
         wants_usage = content.stream_options is not None and content.stream_options.include_usage
-        return StreamingResponse(_sent(told(), head, usage if wants_usage else None), media_type="text/event-stream")
-    parts = [part async for part in told()]
-    choice = _choice("".join(text for text, _ in parts), parts[-1][1])
+        return StreamingResponse(_sent(parts(), head, usage if wants_usage else None), media_type="text/event-stream")
+    texts = [part async for part in parts()]
+    choice = _choice("".join(text for text, _ in texts), texts[-1][1])
     return JSONResponse({**head, "choices": [choice], "usage": usage})
 
 
 async def _sent(
-    told: AsyncIterator[tuple[str, str | None]], head: dict[str, Any], usage: dict[str, int] | None
+    parts: AsyncIterator[tuple[str, str | None]], head: dict[str, Any], usage: dict[str, int] | None
 ) -> AsyncIterator[str]:
     try:
-        async for text, reason in told:
+        async for text, reason in parts:
             if text or reason:
                 yield _data({**head, "choices": [_choice(text, reason)]})
         if usage is not None:
@@ -143,23 +143,25 @@ def _model(request: Request) -> dict[str, Any]:
 
 def _check_name(request: Request, name: str) -> None:
     if name != request.app.state.name:
-        message = f"there is no model {name[:100]!r} here, only {request.app.state.name!r}"
+        message = f"unknown model {name[:100]!r}; this server has {request.app.state.name!r}"
         raise Refusal(404, "model_not_found", message)
 
 
 def _check_fields(content: Completion) -> None:
-    """Refuse what would be left undone: nothing that is asked for is ignored."""
+    """Refuse fields that are not supported: none is ignored."""
     for field, value in (content.model_extra or {}).items():
-        if field not in WITHOUT:
-            raise Refusal(400, "unknown_field", f"{field[:100]} is no field of a completion")
-        if value not in WITHOUT[field]:
+        if field not in UNSUPPORTED:
+            raise Refusal(400, "unknown_field", f"unknown field {field[:100]}")
+        if value not in UNSUPPORTED[field]:
             raise Refusal(400, "unsupported", f"{field} is not supported; leave it out")
 
 
 def _prompt(content: Completion) -> str:
     if isinstance(content.prompt, list):
         if len(content.prompt) != 1:
-            raise Refusal(400, "unsupported", f"prompt must be one text, got {len(content.prompt)}; ask for each alone")
+            raise Refusal(
+                400, "unsupported", f"prompt must be one text, got {len(content.prompt)}; send one request each"
+            )
         return content.prompt[0]
     return content.prompt or ""
 
@@ -167,13 +169,9 @@ def _prompt(content: Completion) -> str:
 def _sampling(content: Completion) -> Sampling:
     stop = [content.stop] if isinstance(content.stop, str) else content.stop or []
     if len(stop) > 4:
-        raise Refusal(400, "invalid", f"stop may hold 4 texts, got {len(stop)}")
+        raise Refusal(400, "invalid", f"stop may have at most 4 strings, got {len(stop)}")
     try:
-        return Sampling(
-            temperature=1.0 if content.temperature is None else content.temperature,
-            top_p=1.0 if content.top_p is None else content.top_p,
-            seed=content.seed,
-            stop=tuple(stop),
-        )
+        given = {"temperature": content.temperature, "top_p": content.top_p, "seed": content.seed, "stop": stop}
+        return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except CompressiveError as error:
         raise Refusal(400, "invalid", str(error)) from None

@@ -14,7 +14,7 @@ from ...errors import CompressiveError
 from ...generate.sampling import Sampling
 from ...model import CompressiveTransformer
 from .errors import Refusal, stopping
-from .jobs import Event, Job, Writing
+from .jobs import Job, OnEvent, Writing
 from .sessions import Sessions
 from .state import State, States
 from .worker import Worker
@@ -22,22 +22,22 @@ from .worker import Worker
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes in; more is refused and told so."""
+    """Limits of a server; requests beyond them are refused with an error."""
 
     resident: int = 64
-    """Sessions in main memory; with --sessions those used least recently go to disk and return when asked for."""
+    """Sessions in main memory; with --sessions the least recently used are stored to disk and loaded on demand."""
     stored: int = 1024
-    """Sessions altogether, those on disk included."""
+    """Sessions in all, in memory and on disk."""
     idle: float = 3600.0
-    """Seconds after which an unused session goes to disk; without --sessions it is forgotten."""
+    """Seconds after which an unused session is stored to disk; without --sessions it is deleted."""
     queue: int = 128
-    """Requests that wait or are worked on at once."""
+    """Requests that wait or run at the same time."""
     batch_size: int = 16
-    """Sessions that the model reads, and writes, in one pass."""
+    """Sessions that the model reads, or writes, in one batch."""
     request_bytes: int = 1_048_576
-    """Bytes of one request."""
+    """Bytes of a request."""
     max_tokens: int = 4096
-    """Tokens that one request may write."""
+    """Tokens that a request may generate."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -46,10 +46,10 @@ class Limits:
 
 
 class Engine:
-    """What the server does, without the web: each method is safe to call from any thread.
+    """The server without the web: every method is safe to call from any thread.
 
-    Work on the model is done by one thread; `read`, `write` and `complete` return at once with a job, whose events are
-    told from there. What is asked too much raises Refusal.
+    One thread works with the model; `read`, `write` and `complete` return immediately with a job, whose events come
+    from that thread. Requests beyond the limits raise Refusal.
     """
 
     def __init__(
@@ -59,10 +59,16 @@ class Engine:
         limits: Limits = Limits(),
         folder: str | Path | None = None,
     ) -> None:
-        """
-        folder: Where sessions go that are saved, or not used; without it they are in main memory alone.
+        """Start the engine.
 
-        Raises CompressiveError for a tokenizer that is not the model's and for a folder that cannot be used.
+        Args:
+            model: The model.
+            tokenizer: Its tokenizer.
+            limits: Limits of sessions and requests.
+            folder: Folder for sessions that are saved or unused; without it they live in main memory only.
+
+        Raises:
+            CompressiveError: The tokenizer does not belong to the model, or the folder cannot be used.
         """
         if tokenizer.vocab_size != model.config.vocab_size:
             raise CompressiveError(
@@ -75,61 +81,61 @@ class Engine:
             self.states, None if folder is None else Path(folder), limits.resident, limits.stored, limits.idle
         )
         self.worker = Worker(model, batch_size=limits.batch_size, queue=limits.queue)
-        self._jobs: dict[str, Job] = {}  # those that work with a session, by its id
-        self._working = threading.Lock()  # held while they begin and end, never while anything is done
+        self._jobs: dict[str, Job] = {}  # running jobs, by the id of their session
+        self._working = threading.Lock()  # held while jobs start and end, never while they run
         self._stopped, self._stopping = False, threading.Lock()
 
     def create(self) -> str:
-        """The id of a new session, at the start of a document."""
+        """Create a session at the start of a document, and return its id."""
         return self.sessions.add(self.states.empty())
 
     def fork(self, id: str) -> str:
-        """The id of a new session that stands where this one does; they share nothing that changes."""
+        """Create a session from the state of another, and return its id; they share nothing that changes."""
         return self.sessions.add(self.state(id))
 
     def state(self, id: str) -> State:
-        """Where a session stands."""
+        """Return the state of a session that is not busy."""
         with self.sessions.taken(id) as session:
             assert session.state is not None
             return session.state
 
-    def look(self, id: str) -> State:
-        """Where a session stands now, also while another request works with it."""
+    def current_state(self, id: str) -> State:
+        """Return the state of a session, also while another request uses it."""
         with self._working:
             job = self._jobs.get(id)
-        return self.state(id) if job is None else self.worker.look(job)
+        return self.state(id) if job is None else self.worker.current_state(job)
 
     def encode(self, text: str) -> torch.Tensor:
-        """The ids `[tokens]` of a text. Raises CompressiveError for one that the tokenizer cannot hold."""
-        return torch.as_tensor(self.tokenizer.encode(text), dtype=torch.int64)
+        """Return the ids `[tokens]` of a text. Raises CompressiveError if the tokenizer cannot encode it."""
+        return torch.from_numpy(self.tokenizer.encode(text))
 
-    def read(self, id: str, tokens: torch.Tensor, tell: Callable[[Event], None]) -> Job:
-        """Append `tokens [tokens]` to a session. `tell` has their nats in order, then the end.
+    def read(self, id: str, tokens: torch.Tensor, on_event: OnEvent) -> Job:
+        """Append `tokens [tokens]` to a session; `on_event` gets their nats in order, then the end.
 
-        What cannot be read to its end leaves the session where it was.
+        If the job fails, the session is unchanged.
         """
-        return self._on_session(id, tokens, None, tell)
+        return self._on_session(id, tokens, None, on_event)
 
-    def write(self, id: str, tokens: int, sampling: Sampling, tell: Callable[[Event], None]) -> Job:
-        """Let the model go on in a session. `tell` has each token as it is written, then the end."""
-        return self._on_session(id, torch.zeros(0, dtype=torch.int64), self._writing(tokens, sampling), tell)
+    def write(self, id: str, tokens: int, sampling: Sampling, on_event: OnEvent) -> Job:
+        """Generate text in a session; `on_event` gets each token, then the end."""
+        return self._on_session(id, torch.zeros(0, dtype=torch.int64), self._writing(tokens, sampling), on_event)
 
-    def complete(self, prompt: torch.Tensor, tokens: int, sampling: Sampling, tell: Callable[[Event], None]) -> Job:
-        """What the model writes after `prompt [tokens]`, with a memory of its own that nothing is kept of."""
+    def complete(self, prompt: torch.Tensor, tokens: int, sampling: Sampling, on_event: OnEvent) -> Job:
+        """Generate text after `prompt [tokens]` in a temporary session."""
         writing = self._writing(tokens, sampling)
-        job = self._job(self.states.empty(), prompt, writing, tell, lambda state: None)
+        job = self._job(self.states.empty(), prompt, writing, on_event, lambda state: None)
         self.worker.submit(job)
         return job
 
     def stop(self) -> None:
-        """End all work, and put sessions away where there is a folder. Once is enough, more do no harm."""
-        with self._stopping:  # who calls while another does so waits until all is kept
+        """End all jobs, and store sessions if there is a folder; it may be called several times."""
+        with self._stopping:  # a second caller waits until all is stored
             if not self._stopped:
                 self.worker.stop()
-                self.sessions.put_away_all()
+                self.sessions.store_all()
                 self._stopped = True
 
-    def _on_session(self, id: str, tokens: torch.Tensor, writing: Writing | None, tell: Callable[[Event], None]) -> Job:
+    def _on_session(self, id: str, tokens: torch.Tensor, writing: Writing | None, on_event: OnEvent) -> Job:
         if not self.worker.alive:
             raise stopping()
         session = self.sessions.take(id)
@@ -137,11 +143,11 @@ class Engine:
             assert session.state is not None
 
             def ended(state: State | None) -> None:
-                with self._working:  # so that it is either busy with this job, or free
+                with self._working:  # so that the session is either busy with this job, or free
                     self._jobs.pop(id, None)
                     self.sessions.give(session, state)
 
-            job = self._job(session.state, tokens, writing, tell, ended)
+            job = self._job(session.state, tokens, writing, on_event, ended)
             with self._working:
                 self._jobs[id] = job
             self.worker.submit(job)
@@ -157,16 +163,18 @@ class Engine:
         state: State,
         tokens: torch.Tensor,
         writing: Writing | None,
-        tell: Callable[[Event], None],
+        on_event: OnEvent,
         ended: Callable[[State | None], None],
     ) -> Job:
-        return Job(self.states, state, tokens, tokenizer=self.tokenizer, writing=writing, tell=tell, ended=ended)
+        return Job(
+            self.states, state, tokens, tokenizer=self.tokenizer, writing=writing, on_event=on_event, ended=ended
+        )
 
     def _writing(self, tokens: int, sampling: Sampling) -> Writing:
         if not 1 <= tokens <= self.limits.max_tokens:
             raise Refusal(
                 422,
                 "too_many_tokens",
-                f"tokens ({tokens}) must be 1 to {self.limits.max_tokens}, the server's --max-tokens",
+                f"tokens ({tokens}) must be 1 to {self.limits.max_tokens} (--max-tokens of the server)",
             )
         return Writing(tokens, sampling)

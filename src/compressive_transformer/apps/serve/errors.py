@@ -1,4 +1,4 @@
-"""What a server says no to, and how a client is told."""
+"""Errors of requests."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from ...errors import CompressiveError
 
 
 class Refusal(CompressiveError):
-    """A request that is not carried out, with the HTTP status that says why."""
+    """Refused request, with its HTTP status."""
 
     def __init__(self, status: int, code: str, message: str, *, retry_after: int | None = None) -> None:
-        """
-        code: one word for programs, as "session_busy".
-        retry_after: seconds after which the same request may go through; None where it never will.
+        """Set up the error.
+
+        Args:
+            status: HTTP status.
+            code: Code for programs, such as "session_busy".
+            message: Message for people.
+            retry_after: Seconds after which the request may succeed; None if it never will.
         """
         super().__init__(message)
         self.status, self.code, self.retry_after = status, code, retry_after
 
 
 def stopping() -> Refusal:
-    """What is told to those who ask a server that is about to end."""
-    return Refusal(503, "stopping", "the server is stopping; ask again when it is back", retry_after=5)
+    """Return the error for requests to a server that is shutting down."""
+    return Refusal(503, "stopping", "the server is shutting down; try again later", retry_after=5)
 
 
 def gone() -> Refusal:
-    """What ends the work for a client that does not listen any more, and so is never told."""
-    return Refusal(499, "cancelled", "the client has gone")
+    """Return the error that ends the work for a client that has disconnected, and never reaches it."""
+    return Refusal(499, "cancelled", "the client has disconnected")

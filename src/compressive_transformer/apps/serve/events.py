@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from .errors import gone
-from .jobs import Done, Event, Failed, Job, Read, Wrote
+from .jobs import Event, Failed, Finished, Job, OnEvent, TokensRead, TokenWritten
+
+Progress = TokensRead | TokenWritten | Finished
 
 
-class Begin(Protocol):
-    """What begins a job once it knows whom to tell."""
+class Start(Protocol):
+    """Starts a job."""
 
-    def __call__(self, tell: Callable[[Event], None], /) -> Job:
-        """The job, whose events `tell` is told."""
+    def __call__(self, on_event: OnEvent, /) -> Job:
+        """Return the job, which calls `on_event` with its events."""
 
 
-async def begun(request: Request, begin: Begin) -> AsyncIterator[Read | Wrote | Done]:
-    """The events of the job that `begin` begins, the last one `Done`; when the client goes, the job is cancelled.
+async def run_job(request: Request, start: Start) -> AsyncIterator[Progress]:
+    """Start a job and return its events, of which `Finished` is the last; it is cancelled if the client disconnects.
 
-    Raises Refusal where the job cannot begin, before any event, and where it fails.
+    Raises Refusal if the job cannot start, before any event, and if it fails.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
-    def tell(event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody listens
+    def on_event(event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
     # Taking a session may read a file.
-    job = await run_in_threadpool(begin, tell)
+    job = await run_in_threadpool(start, on_event)
     return _events(request, queue, job)
 
 
-async def _events(request: Request, queue: asyncio.Queue[Event], job: Job) -> AsyncIterator[Read | Wrote | Done]:
+async def _events(request: Request, queue: asyncio.Queue[Event], job: Job) -> AsyncIterator[Progress]:
     left = asyncio.ensure_future(_disconnected(request))
     left.add_done_callback(lambda _: queue.put_nowait(Failed(gone())))
     try:
@@ -46,7 +48,7 @@ async def _events(request: Request, queue: asyncio.Queue[Event], job: Job) -> As
             if isinstance(event, Failed):
                 raise event.refusal
             yield event
-            if isinstance(event, Done):
+            if isinstance(event, Finished):
                 return
     finally:
         job.cancelled = True

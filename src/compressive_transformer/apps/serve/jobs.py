@@ -1,4 +1,4 @@
-"""What a worker does for one request: read tokens, then write some, and tell of it piece by piece."""
+"""Work for one request: read tokens, then write some, with an event for each step."""
 
 from __future__ import annotations
 
@@ -17,54 +17,55 @@ from .state import State, States
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
-    """Tokens were read."""
+class TokensRead:
+    """Event: tokens were read."""
 
     nats: Tensor
     """`[tokens]`, -ln p(token | all before); the start of a document has none."""
 
 
 @dataclass(frozen=True)
-class Wrote:
-    """A token was written, and read as what comes after it must be."""
+class TokenWritten:
+    """Event: a token was written."""
 
     token: int
     nats: float
-    """-ln p(token | all before) by the model itself, whatever it was sampled from."""
+    """-ln p(token | all before) of the model, whatever it was sampled from."""
     text: str
-    """What became ready to be shown: maybe nothing, maybe of earlier tokens."""
+    """Text that became ready to be shown; it may be empty, or belong to earlier tokens."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """All is done."""
+class Finished:
+    """Event: the job is done."""
 
     reason: str
-    """Of writing: "stop" where a stop appeared, else "length"; of reading "read"; "cancelled" where nobody listens."""
+    """Writing ends by "stop" or "length", reading by "read"; "cancelled" if the client disconnected."""
     text: str = ""
-    """What was still held back."""
+    """Text that was held back."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """It was not done; the session stands where it stood before."""
+    """Event: the job failed; the session is unchanged."""
 
     refusal: Refusal
 
 
-Event = Read | Wrote | Done | Failed
+Event = TokensRead | TokenWritten | Finished | Failed
+OnEvent = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
 class Writing:
-    """What to write after reading."""
+    """Options of writing after reading."""
 
     tokens: int
     sampling: Sampling
 
 
 class Job:
-    """One request's work: the worker's thread alone calls its methods, anybody may set `cancelled`."""
+    """Work for one request. Only the worker's thread calls its methods; any thread may set `cancelled`."""
 
     def __init__(
         self,
@@ -74,51 +75,57 @@ class Job:
         *,
         tokenizer: Tokenizer,
         writing: Writing | None = None,
-        tell: Callable[[Event], None],
+        on_event: OnEvent,
         ended: Callable[[State | None], None] = lambda state: None,
     ) -> None:
-        """
-        tokens: What to read `[tokens]`; the start of the document is put before where it was not read yet.
-        tell: Is told of each event in the worker's thread; the last one is `Done` or `Failed`.
-        ended: Is given the new state just before the last event, None where it stays the old one.
+        """Prepare a job.
+
+        Args:
+            states: The states of the model.
+            state: State to continue from.
+            tokens: Tokens to read, `[tokens]`; the start of a document goes before them if need be.
+            tokenizer: The tokenizer.
+            writing: Options of writing; None to read only.
+            on_event: Called with each event, in the worker's thread; the last one is `Finished` or `Failed`.
+            ended: Called with the new state just before the last event, None if it is unchanged.
         """
         start = [tokenizer.start] if state.logits is None else []
         self.left = torch.cat([torch.tensor(start, dtype=torch.int64), tokens])
         self.state = state
         self.cancelled = False
         self.reason = ""
-        """Why writing has come to its end; empty before."""
-        self._states, self._tell, self._ended = states, tell, ended
+        """Reason for the end of writing; empty before."""
+        self._states, self._on_event, self._ended = states, on_event, ended
         self.writing = writing
         if writing is not None:
             self._draw = writing.sampling.sampler(tokenizer.start)
             self._decode, self._cut = tokenizer.decoder(), StopMatcher(writing.sampling.stop)
-            self._since: list[int] = []  # tokens that were written since `state`
+            self._since: list[int] = []  # tokens written since `state`
             self._count = 0
 
     @property
     def room(self) -> int:
-        """Tokens that can be read before the next commit, as many as are left at most."""
+        """Tokens to read before the next commit."""
         segment = self._states.model.config.segment_length
         return min(len(self.left), segment - self.state.seen % segment)
 
     def read(self, memory: Memory, logits: Tensor) -> None:
-        """Take in that the next `len(logits)` tokens were read, with logits `[tokens, vocab_size]` after each."""
+        """Record that the next `len(logits)` tokens were read, with logits `[tokens, vocab_size]` after each."""
         tokens, self.left = self.left[: len(logits)], self.left[len(logits) :]
         if self.state.logits is None:
             expected, targets = logits[:-1], tokens[1:]
         else:
             expected, targets = torch.cat([self.state.logits[None], logits[:-1]]), tokens
         if len(targets):
-            self._tell(Read(token_nats(expected[None], targets[None].to(logits.device))[0].cpu()))
+            self._on_event(TokensRead(token_nats(expected[None], targets[None].to(logits.device))[0].cpu()))
         self.state = self._states.after(self.state, memory, logits[-1], tokens)
 
     def draw(self, logits: Tensor) -> int:
-        """The next token to write, from `logits [vocab_size]`."""
+        """Draw the next token to write from `logits [vocab_size]`."""
         return self._draw(logits)
 
     def wrote(self, token: int, nats: float) -> None:
-        """Take in that `token` was written."""
+        """Record that `token` was written."""
         assert self.writing is not None
         self._since.append(token)
         self._count += 1
@@ -127,30 +134,30 @@ class Job:
             self.reason = "stop"
         elif self._count == self.writing.tokens:
             self.reason = "length"
-        self._tell(Wrote(token, nats, text))
+        self._on_event(TokenWritten(token, nats, text))
 
     @property
     def turn(self) -> int:
-        """Tokens that were written in this turn."""
+        """Tokens written in this turn."""
         return len(self._since)
 
     def written(self, memory: Memory, logits: Tensor) -> State:
-        """The state with all that was written so far."""
+        """Return the state with all tokens written so far."""
         return self._states.after(self.state, memory, logits, torch.tensor(self._since, dtype=torch.int64))
 
     def pause(self, memory: Memory, logits: Tensor) -> None:
-        """End of a turn; writing goes on from here."""
+        """End a turn; writing continues from here later."""
         self.state, self._since = self.written(memory, logits), []
 
     def finish(self, reason: str) -> None:
-        """End well where it stands."""
+        """End the job with its current state."""
         rest = ""
         if self.writing is not None and not self._cut.found:
             rest = self._cut(self._decode.flush()) + self._cut.flush()
         self._ended(self.state)
-        self._tell(Done(reason, rest))
+        self._on_event(Finished(reason, rest))
 
     def fail(self, refusal: Refusal) -> None:
-        """End with nothing changed."""
+        """End the job with the state unchanged."""
         self._ended(None)
-        self._tell(Failed(refusal))
+        self._on_event(Failed(refusal))

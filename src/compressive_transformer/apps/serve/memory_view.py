@@ -26,14 +26,14 @@ def last_attention(model: CompressiveTransformer, memory: Memory, layer: int) ->
     the slots that it attended to have moved; and before anything was read.
     """
     layout, block = model.layouts[layer], cast(Block, model.blocks[layer])
-    begun = int(layout.pending(memory.seen))
-    if not begun:
+    run_job = int(layout.pending(memory.seen))
+    if not run_job:
         return None
     one = torch.tensor([1])
     places = chunk_positions(
         model.config, layout, seen=memory.seen - 1, lengths=one, chunk=1, like=model.embedding.weight
     )
-    pending = memory.layers[layer].pending[:, :begun]
+    pending = memory.layers[layer].pending[:, :run_job]
     slots = torch.cat([memory.layers[layer].compressed, memory.layers[layer].recent, pending], dim=1)
     received = AttentionSums(one)
     # A state in memory is what attention read of its token, so its query is made from it once more.
@@ -42,7 +42,7 @@ def last_attention(model: CompressiveTransformer, memory: Memory, layer: int) ->
 
 
 def slots_of(model: CompressiveTransformer, tokenizer: Tokenizer, state: State, layer: int) -> dict[str, Any]:
-    """The filled slots of a layer, counted from 0, oldest first, ready for JSON.
+    """Return the filled slots of a layer, counted from 0, oldest first, ready for JSON.
 
     first, stop: the tokens of the text that a slot stands for; -1 is the start, which stands before the text. Where one
         state of a group is kept as it is, as most-used does, it is one of these.
@@ -54,14 +54,14 @@ def slots_of(model: CompressiveTransformer, tokenizer: Tokenizer, state: State, 
     if not 0 <= layer < model.config.n_layers:
         raise CompressiveError(f"layer ({layer}) must be 0 to {model.config.n_layers - 1}")
     layout, seen = model.layouts[layer], state.seen
-    begun = seen % layout.segment_length
+    run_job = seen % layout.segment_length
     compressed, recent = layout.slot_spans(seen)
-    segment = [range(token, token + 1) for token in range(seen - begun, seen)]
+    segment = [range(token, token + 1) for token in range(seen - run_job, seen)]
     attention = last_attention(model, state.memory, layer)
-    weights = [None] * (len(compressed) + len(recent) + begun) if attention is None else attention.tolist()
+    weights = [None] * (len(compressed) + len(recent) + run_job) if attention is None else attention.tolist()
     ids, before = state.tail.tolist(), seen - len(state.tail)
 
-    def told(spans: list[range], first: int) -> list[dict[str, Any]]:
+    def describe(spans: list[range], first: int) -> list[dict[str, Any]]:
         return [
             {
                 "first": span.start - 1,
@@ -83,9 +83,9 @@ def slots_of(model: CompressiveTransformer, tokenizer: Tokenizer, state: State, 
         "compression_rate": layout.compression_rate,
         "compressed_length": layout.compressed_length,
         "recent_length": layout.recent_length,
-        "compressed": told(compressed, 0),
-        "recent": told(recent, len(compressed)),
-        "segment": told(segment, len(compressed) + len(recent)),
+        "compressed": describe(compressed, 0),
+        "recent": describe(recent, len(compressed)),
+        "segment": describe(segment, len(compressed) + len(recent)),
     }
 
 

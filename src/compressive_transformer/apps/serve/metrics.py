@@ -1,4 +1,4 @@
-"""What Prometheus is told of a server."""
+"""Metrics of a server for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from .engine import Engine
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Measures:
-    """Counts of one server, each beginning at 0 with it."""
+class Metrics:
+    """Metrics of one server, which start at 0."""
 
     def __init__(self, engine: Engine) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_OfEngine(engine))
         self._seconds = Histogram(
             "compressive_request_seconds",
-            "Seconds from the beginning of a request to the end of its answer.",
+            "Seconds from the start of a request to the end of its response.",
             ("route", "status"),
             buckets=SECONDS,
             registry=self._registry,
         )
         self.first_token = Histogram(
             "compressive_first_token_seconds",
-            "Seconds from a request to the first token that was written for it.",
+            "Seconds from the start of a request to its first token.",
             buckets=SECONDS,
             registry=self._registry,
         )
         self._cancelled = Counter(
-            "compressive_cancelled", "Requests whose clients went before the end.", registry=self._registry
+            "compressive_cancelled", "Requests whose clients disconnected before the end.", registry=self._registry
         )
 
     def request(self, scope: dict[str, Any], status: int, seconds: float) -> None:
-        """Count a request; by its route, never its path, which would be another for each session."""
+        """Count a request by its route; its path would differ for each session."""
         route = getattr(scope.get("route"), "path", "none")
         self._seconds.labels(route, str(status)).observe(seconds)
 
     def cancelled(self) -> None:
-        """Count a client that went."""
+        """Count a client that disconnected."""
         self._cancelled.inc()
 
     def text(self) -> bytes:
-        """All of it in Prometheus' format."""
+        """Return all metrics in Prometheus' format."""
         return generate_latest(self._registry)
 
 
@@ -56,13 +56,13 @@ class _OfEngine(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's own numbers, as they are now."""
+        """Yield the current numbers of the engine."""
         sessions, worker = self._engine.sessions, self._engine.worker
-        yield GaugeMetricFamily("compressive_sessions", "Sessions, those on disk included.", len(sessions))
+        yield GaugeMetricFamily("compressive_sessions", "Sessions, in memory and on disk.", len(sessions))
         yield GaugeMetricFamily("compressive_sessions_resident", "Sessions in main memory.", sessions.resident)
-        yield GaugeMetricFamily("compressive_queue", "Requests that wait or are worked on.", worker.unfinished)
+        yield GaugeMetricFamily("compressive_queue", "Requests that wait or run.", worker.unfinished)
         yield CounterMetricFamily("compressive_tokens_read", "Tokens that were read.", worker.tokens_read)
         yield CounterMetricFamily("compressive_tokens_written", "Tokens that were written.", worker.tokens_written)
-        yield CounterMetricFamily("compressive_put_away", "Times that a session went to disk.", sessions.put_away)
-        yield CounterMetricFamily("compressive_came_back", "Times that a session came from disk.", sessions.came_back)
-        yield CounterMetricFamily("compressive_forgotten", "Idle sessions that were dropped.", sessions.forgotten)
+        yield CounterMetricFamily("compressive_put_away", "Sessions stored to disk.", sessions.stored)
+        yield CounterMetricFamily("compressive_came_back", "Sessions loaded from disk.", sessions.loaded)
+        yield CounterMetricFamily("compressive_forgotten", "Idle sessions that were deleted.", sessions.forgotten)

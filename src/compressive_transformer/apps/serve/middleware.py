@@ -1,4 +1,4 @@
-"""What each request must pass before it is looked at: where it comes from, who sends it, how large it is."""
+"""Checks of every request: host, origin, token, size; and headers of every response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPEN = ("/", "/health")
 """Paths that need no token: the page asks for one itself."""
 DRAINED = 16_777_216
-"""Bytes of a refused request that are read all the same, at most."""
+"""Limit of the bytes that are read of a refused request."""
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -28,13 +28,17 @@ HEADERS = {
 
 
 def error_body(refusal: Refusal, param: str | None = None) -> dict[str, Any]:
-    """How a client is told, in the shape of OpenAI's errors."""
+    """Return the body of an error response, in OpenAI's format."""
     kind = "invalid_request_error" if refusal.status < 500 else "server_error"
     return {"error": {"message": str(refusal), "type": kind, "param": param, "code": refusal.code}}
 
 
 class Guard:
-    """An ASGI application around another: it refuses what must not get there, and adds headers to all answers."""
+    """ASGI middleware that refuses requests by their head and size, and adds headers to all responses.
+
+    Starlette's TrustedHostMiddleware and FastAPI's HTTPBearer do not fit: their errors are not in OpenAI's format, and
+    the latter runs after the body was read.
+    """
 
     def __init__(
         self,
@@ -43,15 +47,18 @@ class Guard:
         largest: int,
         token: str | None,
         hosts: tuple[str, ...] | None,
-        observe: Callable[[Message, int, float], None],
+        on_request: Callable[[Message, int, float], None],
     ) -> None:
+        """Wrap `app`.
+
+        Args:
+            app: ASGI application.
+            largest: Limit of the bytes of a request's body.
+            token: Token that requests must carry; None for none.
+            hosts: Host names that requests may use; None for any.
+            on_request: Called with scope, status and seconds of each request.
         """
-        largest: Bytes that the body of a request may have.
-        token: What requests must bear; None for none.
-        hosts: Names under which the server may be asked; None for any.
-        observe: Is told scope, status and seconds of each request.
-        """
-        self.app, self.largest, self.hosts, self.observe = app, largest, hosts, observe
+        self.app, self.largest, self.hosts, self.on_request = app, largest, hosts, on_request
         self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
@@ -64,8 +71,8 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = {name for name, _ in message.get("headers", ())}
-                added = [(name, value) for name, value in HEADERS.items() if name not in own]
+                present = {name for name, _ in message.get("headers", ())}
+                added = [(name, value) for name, value in HEADERS.items() if name not in present]
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
@@ -78,33 +85,33 @@ class Guard:
         except Refusal as refusal:
             await _refuse(refusal, answer)
         finally:
-            self.observe(scope, status, time.perf_counter() - began)
+            self.on_request(scope, status, time.perf_counter() - began)
 
     def _refused(self, scope: Message) -> Refusal | None:
-        """Why a request is refused for what its head says; None where it is not."""
+        """Return why the head of a request is refused; None if it is not."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "")
-        # A name that somebody points to this address would make their page one of ours (DNS rebinding).
+        # Against DNS rebinding: a foreign name that points to this address.
         if self.hosts is not None and _split(f"//{host}")[1] not in self.hosts:
-            return Refusal(403, "wrong_host", f"the server is asked under a name that is not its own: {host[:100]!r}")
-        # Browsers say where a request comes from; only the page that this server gave may ask.
+            return Refusal(403, "wrong_host", f"Host header not allowed: {host[:100]!r}; see --names")
+        # Browsers send the origin of a request; only this server's page may send requests.
         origin = headers.get(b"origin")
         if origin is not None and _split(origin)[0] != host:
-            return Refusal(403, "wrong_origin", "pages from elsewhere may not use this server")
+            return Refusal(403, "wrong_origin", "requests from other sites' pages are not allowed")
         if self._token is not None and scope["path"] not in OPEN:
             kind, _, given = headers.get(b"authorization", "").partition(" ")
             if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._token):
-                return Refusal(401, "unauthorized", "this server needs its token: Authorization: Bearer TOKEN")
+                return Refusal(401, "unauthorized", "missing or wrong token; send Authorization: Bearer TOKEN")
         length = headers.get(b"content-length", "0")
         if length.isdecimal() and int(length) > self.largest:
             return self._too_large()
         kind = headers.get(b"content-type", "application/json").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
-            return Refusal(415, "not_json", f"a request's content must be application/json, got {kind[:100]!r}")
+            return Refusal(415, "not_json", f"the content type must be application/json, got {kind[:100]!r}")
         return None
 
     async def _whole(self, receive: Receive) -> Receive:
-        """What gives the whole body at once, and then what `receive` gives. Raises Refusal where it is too large."""
+        """Read the whole body; return a `receive` that replays it. Raises Refusal if it is too large."""
         body, more = bytearray(), True
         while more:
             message = await receive()
@@ -124,11 +131,11 @@ class Guard:
         return replayed
 
     def _too_large(self) -> Refusal:
-        return Refusal(413, "too_large", f"a request may have {self.largest:,} bytes; append a longer text in pieces")
+        return Refusal(413, "too_large", f"a request may have {self.largest:,} bytes; append a longer text in parts")
 
 
 def _split(url: str) -> tuple[str, str | None]:
-    """The part of a URL that names a server, and the name alone; neither where it is no URL."""
+    """Return host and port of a URL, and the host alone; nothing if it is invalid."""
     try:
         parts = urlsplit(url)
         return parts.netloc, parts.hostname
@@ -137,7 +144,7 @@ def _split(url: str) -> tuple[str, str | None]:
 
 
 async def _drain(receive: Receive) -> None:
-    """Take in the rest of a body of moderate size: many clients read no answer before they have sent all."""
+    """Read the rest of a body of moderate size: many clients send all of it before they read the response."""
     size, more = 0, True
     while more and size < DRAINED:
         message = await receive()

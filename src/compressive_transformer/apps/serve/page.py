@@ -1,4 +1,4 @@
-"""The page that shows a memory at work: one file, which loads nothing from elsewhere."""
+"""Page that shows a memory at work: one file, which loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ page = APIRouter()
 
 @page.get("/", response_class=HTMLResponse)
 def show() -> HTMLResponse:
-    """The page, and which scripts a browser may run in it: those that it holds itself, to the letter."""
+    """Return the page, with a policy that allows the browser exactly the scripts in it."""
     content, policy = _page()
     return HTMLResponse(content, headers={"Content-Security-Policy": policy})
 
@@ -24,12 +24,12 @@ def show() -> HTMLResponse:
 @functools.cache
 def _page() -> tuple[str, str]:
     content = (files(__package__) / "page.html").read_text(encoding="utf-8")
-    own = {}
+    hashes = {}
     for tag in ("script", "style"):
         parts = re.findall(rf"<{tag}>(.*?)</{tag}>", content, flags=re.DOTALL)
         digests = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts]
-        own[tag] = " ".join(f"'sha256-{digest}'" for digest in digests)
+        hashes[tag] = " ".join(f"'sha256-{digest}'" for digest in digests)
     return content, (
-        f"default-src 'none'; script-src {own['script']}; style-src {own['style']}; connect-src 'self'; "
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

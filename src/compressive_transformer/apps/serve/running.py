@@ -1,4 +1,4 @@
-"""A server in a process of its own, from the first request to an end in good order."""
+"""The server process, from the first request to a clean shutdown."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .engine import Engine
 from .middleware import LOOPBACK
 
 GRACE = 10
-"""Seconds in which answers that are on their way can be sent, once the server was told to stop."""
+"""Seconds to finish responses after a signal to stop."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens, port 0 for any that is free. Raises CompressiveError where the address cannot be had."""
+    """Return a listening socket; port 0 is any free port. Raises CompressiveError if the address is not available."""
     if not 0 <= port < 65_536:
         raise CompressiveError(f"port ({port}) must be 0 (any that is free) to 65535")
     try:
@@ -36,10 +36,15 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(
     engine: Engine, name: str, listening: socket.socket, *, token: str | None = None, names: Sequence[str] = ()
 ) -> None:
-    """Answer requests until Ctrl-C or SIGTERM, then end what runs and put sessions away.
+    """Serve requests until Ctrl-C or SIGTERM, then end running jobs and store sessions.
 
-    token: What requests must bear; None for none.
-    names: Names under which it may be asked, besides those of loopback; without any, and listening elsewhere, any name.
+    Args:
+        engine: The engine.
+        name: Name of the model for clients.
+        listening: A socket of `bind`.
+        token: Token that requests must carry; None for none.
+        names: Host names that requests may use, besides those of loopback; without any, all names are allowed unless
+            the server listens on loopback.
     """
     any_name = not names and listening.getsockname()[0] not in LOOPBACK
     app = create_app(engine, name, token=token, hosts=None if any_name else (*LOOPBACK, *names))
@@ -61,6 +66,6 @@ class _Server(uvicorn.Server):
         self._engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Tell the engine first: streams that it writes end, so that the server need not wait for them."""
+        """Stop the engine first: it ends its streams, so that the server need not wait for them."""
         threading.Thread(target=self._engine.stop).start()
         super().handle_exit(sig, frame)

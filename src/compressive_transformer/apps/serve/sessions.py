@@ -1,4 +1,4 @@
-"""The sessions of a server: some in main memory, the others in files under names that the server made."""
+"""Sessions of a server: some in main memory, the others in files."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ AWAY, SAVED = ".safetensors", ".saved.safetensors"
 
 @dataclass(eq=False)
 class Session:
-    """One session; `state` is None while it is in a file only."""
+    """One session; `state` is None while it is only on disk."""
 
     id: str
     state: State | None
     used: float
-    """When it was last used, by the clock of its `Sessions`."""
+    """Time of its last use, by the clock of `Sessions`."""
     busy: bool = False
-    """Whether a request works with it."""
+    """True while a request uses it."""
 
 
 @dataclass
 class Sessions:
-    """All sessions by their ids. Those used least recently go to `folder` where there are too many, and come back.
+    """All sessions by id. The least recently used are stored to `folder` and loaded on demand.
 
-    A request takes a session, so that no other does, and gives it back. `Refusal` says what cannot be done.
+    A request takes a session exclusively, and returns it with `give`. Methods raise `Refusal`.
     """
 
     states: States
@@ -44,18 +44,18 @@ class Sessions:
     resident_limit: int
     """Sessions in main memory."""
     total_limit: int
-    """Sessions altogether."""
+    """Sessions in all."""
     idle: float
-    """Seconds without a request after which a session goes to `folder`, or is forgotten where there is none."""
+    """Seconds without a request after which a session is stored to `folder`, or deleted if there is none."""
     clock: Callable[[], float] = time.monotonic
-    put_away: int = 0
-    """How often a session went to its file."""
-    came_back: int = 0
-    """How often one came back."""
+    stored: int = 0
+    """Number of sessions stored to disk."""
+    loaded: int = 0
+    """Number of sessions loaded from disk."""
     forgotten: int = 0
-    """How many were forgotten for want of a folder."""
+    """Number of idle sessions that were deleted."""
     _all: dict[str, Session] = field(default_factory=dict)
-    # Held while sessions come, go, or move between memory and disk; the worker, which gives back, never waits for it.
+    # Held while sessions are created, deleted, stored or loaded; the worker, which calls `give`, never waits for it.
     _moving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Sessions:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             names = {path.name.partition(".")[0] for path in self.folder.glob(f"*{AWAY}")}
         except OSError as error:
-            raise CompressiveError(f"{self.folder}: cannot hold sessions: {error.strerror}") from None
+            raise CompressiveError(f"{self.folder}: cannot be used for sessions: {error.strerror}") from None
         self._all = {name: Session(name, None, self.clock()) for name in names if NAME.fullmatch(name)}
 
     def __len__(self) -> int:
@@ -77,10 +77,10 @@ class Sessions:
         return sum(session.state is not None for session in list(self._all.values()))
 
     def add(self, state: State) -> str:
-        """The id of a new session."""
+        """Create a session, and return its id."""
         with self._moving:
             if len(self._all) >= self.total_limit:
-                message = f"there are {self.total_limit} sessions, the most that this server keeps; delete some"
+                message = f"the server has {self.total_limit} sessions, its limit; delete some"
                 raise Refusal(429, "too_many_sessions", message)
             self._make_room()
             session = Session(secrets.token_hex(16), state, self.clock())
@@ -88,18 +88,18 @@ class Sessions:
             return session.id
 
     def take(self, id: str) -> Session:
-        """The session of an id, in main memory and busy. Raises Refusal for an unknown one and for one that is busy."""
+        """Return a session, loaded and marked busy. Raises Refusal if it is unknown or busy."""
         with self._moving:
             session = self._free(id)
             if session.state is None:
                 self._make_room()
                 session.state = self._load(session)
-                self.came_back += 1
+                self.loaded += 1
             session.busy = True
             return session
 
     def give(self, session: Session, state: State | None = None) -> None:
-        """End of a request; the session stands at `state` now, where it was before without one."""
+        """End a request: the session has the new state, or its old one without."""
         if state is not None:
             session.state = state
         session.used = self.clock()
@@ -107,7 +107,7 @@ class Sessions:
 
     @contextmanager
     def taken(self, id: str) -> Iterator[Session]:
-        """`take` and `give` around what is done at once."""
+        """Take a session for the time of the `with` block."""
         session = self.take(id)
         try:
             yield session
@@ -115,24 +115,24 @@ class Sessions:
             self.give(session)
 
     def save(self, id: str) -> State:
-        """Write where a session stands to a file, to which `restore` goes back, and a server that has crashed."""
+        """Save the state of a session to a file, for `restore` and for a restart after a crash."""
         if self.folder is None:
             raise _no_folder("saved")
         with self.taken(id) as session:
             self._write(session, SAVED)
-            self._path(session, AWAY).unlink(missing_ok=True)  # what is older than the saved file is not gone back to
+            self._path(session, AWAY).unlink(missing_ok=True)  # older than the saved file
             assert session.state is not None
             return session.state
 
     def restore(self, id: str) -> State:
-        """Set a session back to where it was last saved."""
+        """Reset a session to its last saved state."""
         if self.folder is None:
             raise _no_folder("restored")
         with self._moving:
             session = self._free(id)
             saved = self._path(session, SAVED)
             if not saved.is_file():
-                raise Refusal(409, "never_saved", f"session {id} was never saved: save it before")
+                raise Refusal(409, "never_saved", f"session {id} was never saved; save it first")
             if session.state is None:
                 self._make_room()
             session.state = state = self._read(session, saved)
@@ -141,7 +141,7 @@ class Sessions:
             return state
 
     def delete(self, id: str) -> None:
-        """Forget a session, and its files."""
+        """Delete a session and its files."""
         with self._moving:
             session = self._free(id)
             if self.folder is not None:
@@ -149,8 +149,8 @@ class Sessions:
                     self._path(session, ending).unlink(missing_ok=True)
             del self._all[id]
 
-    def put_away_idle(self) -> None:
-        """Bring sessions that nobody uses to their files, or forget them where there is no folder."""
+    def store_idle(self) -> None:
+        """Store idle sessions to disk, or delete them if there is no folder."""
         with self._moving:
             now = self.clock()
             for session in list(self._all.values()):
@@ -162,23 +162,21 @@ class Sessions:
                 else:
                     self._store(session)
 
-    def put_away_all(self) -> None:
-        """Bring all to their files, for the time when the server is not there; without a folder nothing is kept."""
+    def store_all(self) -> None:
+        """Store all sessions to disk before shutdown; without a folder they are lost."""
         with self._moving:
             for session in self._all.values():
                 if session.state is not None and self.folder is not None:
-                    with suppress(Refusal):  # the log has it; the others are to be kept all the same
+                    with suppress(Refusal):  # it is in the log; the others are stored all the same
                         self._store(session)
 
     def _free(self, id: str) -> Session:
-        # An id is looked up among those that the server made; nothing else of a request becomes part of a path.
+        # Only ids that the server made become part of a path.
         session = self._all.get(id) if NAME.fullmatch(id) else None
         if session is None:
-            raise Refusal(404, "no_such_session", "there is no such session; it may have been deleted or forgotten")
+            raise Refusal(404, "no_such_session", "no such session; it may have been deleted, or have expired")
         if session.busy:
-            raise Refusal(
-                409, "session_busy", f"session {id} is in use by another request; wait for its end, or fork it before"
-            )
+            raise Refusal(409, "session_busy", f"session {id} is in use by another request; wait for its end")
         return session
 
     def _make_room(self) -> None:
@@ -186,21 +184,18 @@ class Sessions:
         if len(resident) < self.resident_limit:
             return
         if self.folder is None:
-            message = (
-                f"there are {self.resident_limit} sessions, the most that this server keeps, since it was started "
-                "without --sessions DIR; delete one"
-            )
+            message = f"the server has {self.resident_limit} sessions, its limit without --sessions DIR; delete one"
             raise Refusal(429, "too_many_sessions", message)
         free = [session for session in resident if not session.busy]
         if not free:
-            message = f"all {self.resident_limit} sessions that fit into memory are in use; ask again later"
+            message = f"all {self.resident_limit} sessions in memory are in use; try again later"
             raise Refusal(429, "too_many_sessions", message, retry_after=1)
         self._store(min(free, key=lambda session: session.used))
 
     def _store(self, session: Session) -> None:
         self._write(session, AWAY)
         session.state = None
-        self.put_away += 1
+        self.stored += 1
 
     def _write(self, session: Session, ending: str) -> None:
         assert session.state is not None
@@ -218,8 +213,8 @@ class Sessions:
         try:
             return self.states.read(path)
         except CompressiveError as error:
-            message = str(error).removeprefix(f"{path}: ")  # where files lie is nobody's affair
-            raise Refusal(409, "session_unreadable", f"session {session.id} cannot come back: {message}") from None
+            message = str(error).removeprefix(f"{path}: ")  # clients must not learn paths
+            raise Refusal(409, "session_unreadable", f"session {session.id} cannot be loaded: {message}") from None
 
     def _path(self, session: Session, ending: str) -> Path:
         assert self.folder is not None

@@ -1,4 +1,4 @@
-"""What a session is: memory, what is expected next, and the newest tokens as they were read."""
+"""States of sessions: memory, logits of the next token, and the newest tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = StreamState
 
 
 class States:
-    """Makes, writes and reads the states of one model."""
+    """Factory and files of the states of one model."""
 
     def __init__(self, model: CompressiveTransformer, tokenizer: Tokenizer) -> None:
         self.model = model
@@ -26,23 +26,23 @@ class States:
             layout.segment_length + layout.recent_length + layout.compression_rate * layout.compressed_length
             for layout in model.layouts
         )
-        """Tokens that all slots together can stand for."""
+        """Number of newest tokens that a state keeps: those that slots can stand for."""
         self._fingerprint: Mapping[str, str] = fingerprint(model, tokenizer)  # reads all weights: once
 
     def empty(self) -> State:
-        """The state before a document begins."""
+        """Return the state before a document."""
         return State.start(self.model)
 
     def after(self, state: State, memory: Memory, logits: Tensor, tokens: Tensor) -> State:
-        """The state once `tokens [tokens]` were read, too."""
+        """Return the state after `tokens [tokens]`."""
         return State(memory, logits.clone(), torch.cat([state.tail, tokens])[-self.reach :])
 
     def write(self, path: Path, state: State) -> None:
-        """Write a state into a file that `Stream.load` reads, too: the whole file or none."""
+        """Write a state to a file atomically; `Stream.load` reads it too."""
         state.save(path, self._fingerprint)
 
     def read(self, path: Path) -> State:
-        """The state in a file. Raises CompressiveError where it is damaged or another model's."""
+        """Read a state from a file. Raises CompressiveError if it is damaged or belongs to another model."""
         state = State.load(path, self.model, self._fingerprint)
         if (state.logits is None) != (state.seen == 0):
             raise CompressiveError(f"{path}: damaged: next-token logits are missing")
