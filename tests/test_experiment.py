@@ -277,7 +277,7 @@ def test_a_failed_run_stops_no_other_and_processes_change_no_result(
         run_experiment(plan, corpus, out, processes=2)
     assert str(failure.value) == (
         f"1 of 2 runs failed: broken, seed 1: RuntimeError: no such kernel (see {log}); the others are in "
-        f"{out / 'results.md'}; the same command again tries what failed"
+        f"{out / 'results.md'}; run the same command again to retry"
     )
     assert "Traceback" in log.read_text()
     printed = capsys.readouterr().err.splitlines()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,24 +60,31 @@ def run_experiment(
         def results() -> Results:
             return summarize(checked, corpus, out, processes=count, failed=failed)
 
-        with RunProgress(runs, out) as progress:
-
-            def ended(run: Run, reason: str | None) -> None:
-                if reason is not None:
-                    failed[run.name] = f"{reason} (see {log_of(run, out)})"
-                progress.ended(run, reason)
-                results().write(out)
-
-            waiting = [run for run in runs if result_of(run, out) is None]
-            finish_all(waiting, corpus.path, out, processes=count, look=progress.update, ended=ended)
+        _finish_all(runs, corpus, out, results, failed, count)
         summed = results()
         summed.write(out, _pictures(summed, out))
     if failed:
         raise CompressiveError(
             f"{len(failed)} of {len(runs)} runs failed: {'; '.join(f'{run}: {why}' for run, why in failed.items())}; "
-            f"the others are in {out / MARKDOWN}; the same command again tries what failed"
+            f"the others are in {out / MARKDOWN}; run the same command again to retry"
         )
     return summed
+
+
+def _finish_all(
+    runs: list[Run], corpus: Corpus, out: Path, results: Callable[[], Results], failed: dict[str, str], processes: int
+) -> None:
+    """Finish all runs, write results after each, and collect the reasons of failures in `failed`."""
+    with RunProgress(runs, out) as progress:
+
+        def ended(run: Run, reason: str | None) -> None:
+            if reason is not None:
+                failed[run.name] = f"{reason} (see {log_of(run, out)})"
+            progress.ended(run, reason)
+            results().write(out)
+
+        waiting = [run for run in runs if result_of(run, out) is None]
+        finish_all(waiting, corpus.path, out, processes=processes, look=progress.update, ended=ended)
 
 
 def _check_place(processes: int) -> None:
