@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from compressive_transformer.checkpoint import digest
 from compressive_transformer.data import Corpus, Split, prepare
 from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
@@ -221,6 +222,7 @@ def test_a_result_says_which_weights_were_scored(model: CompressiveTransformer, 
     other = small_model(replace(model.config))
     other.load_state_dict(model.state_dict())
     assert evaluate(other, split).conditions == evaluate(model, split).conditions
+    assert evaluate(model, split).conditions["weights_sha256"] == digest(model.state_dict())
     with torch.no_grad():
         other.embedding.weight[0, 0] += 1e-3
     found, expected = evaluate(other, split).conditions, evaluate(model, split).conditions

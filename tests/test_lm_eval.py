@@ -82,7 +82,7 @@ def test_text_ends_before_the_first_of_the_texts_that_end_it(finished: Path) -> 
     ends = [whole[7:9], whole[4:6]]
     (cut,) = language_model.generate_until([asked("A ship", {**given, "until": ends})])
     assert cut == whole[: min(whole.find(end) for end in ends)]
-    with pytest.raises(CompressiveError, match="'beams' is not an option"):
+    with pytest.raises(CompressiveError, match="'beams' is not supported"):
         language_model.generate_until([asked("A ship", {"beams": 3})])
 
 

@@ -1,4 +1,4 @@
-"""`python -m compressive_transformer.lm_eval`: the harness's own command line, which then knows the model."""
+"""`python -m compressive_transformer.lm_eval`: the command line of the harness, with the model registered."""
 
 from lm_eval.__main__ import cli_evaluate
 

@@ -1,4 +1,4 @@
-"""The functions of the task `pg19`, which the harness loads from beside its YAML file."""
+"""Functions of the task `pg19`, named in its YAML file."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from compressive_transformer.errors import CompressiveError
 
 
 def documents(folder: str | None = None, **_: Any) -> dict[str, Any]:
-    """The books of a folder as `compressive prepare` reads them, by split."""
+    """Return the books of a folder by split, read as by `compressive prepare`."""
     if folder is None:
         raise CompressiveError(
-            'the task pg19 needs the folder of the books: --metadata \'{"folder": "books/"}\', or '
+            'the task pg19 needs the folder of the books: pass --metadata \'{"folder": "books/"}\', or '
             'metadata={"folder": ...} in Python'
         )
     books: dict[str, list[dict[str, str]]] = {}
     for split, book in open_source(folder, holdout=0, field="text").read():
         books.setdefault(split, []).append({"title": book.title, "text": str(book.content)})
     if "test" not in books:
-        raise CompressiveError(f"{folder} has {', '.join(books)} but no test: put the books to score into test/")
-    return {split: datasets.Dataset.from_list(own) for split, own in books.items()}
+        raise CompressiveError(f"{folder} has {', '.join(books)} but no test split: put the books to score into test/")
+    return {split: datasets.Dataset.from_list(rows) for split, rows in books.items()}
 
 
 def process_results(document: dict[str, str], results: list[float]) -> dict[str, tuple[float, int]]:
-    """ln p of a book with the words and bytes that it is divided by, words being what whitespace separates."""
+    """Return ln p of a book with the words, separated by whitespace, and the bytes that divide it."""
     (likelihood,) = results
     words, size = len(document["text"].split()), len(document["text"].encode("utf-8"))
     return {

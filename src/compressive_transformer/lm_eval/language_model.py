@@ -1,4 +1,4 @@
-"""What the harness asks of a language model: likelihoods of texts and continuations, and text."""
+"""The language model of the harness: likelihoods of texts and continuations, and generated text."""
 
 from __future__ import annotations
 
@@ -19,21 +19,28 @@ from ..generate.stream import Stream
 from ..model.embedding import IGNORE_INDEX, token_nats
 
 MAX_TOKENS = 256
-"""Tokens of a text where a task does not say how many, as in the harness's own models."""
+"""Default number of tokens to generate, as in the models of the harness."""
 
 
 @register_model("compressive")
 class CompressiveLM(LM):  # type: ignore[misc]
-    """A run as the harness evaluates it; every text begins a document with empty memory.
+    """A run as a model of the harness. Each text starts a document with empty memory.
 
-    However long a text is, nothing of it is cut, and memory is carried through all of it: rolling likelihoods are those
-    of `compressive evaluate`.
+    Texts are never truncated; memory reads all of them, so rolling likelihoods are those of `compressive evaluate`.
+
+    Args:
+        run: Folder of the run.
+        batch_size: Texts that are read side by side. The results do not depend on it.
+        device: Device; by default the GPU if there is one.
+        max_batch_size: Ignored.
+
+    Raises:
+        CompressiveError: The run cannot be loaded, or `batch_size` is not a number of at least 1.
     """
 
     def __init__(
         self, run: str, batch_size: int | str = 8, device: str | None = None, max_batch_size: int | None = None
     ) -> None:
-        """Load `run`, to read `batch_size` texts side by side, on which no result depends."""
         super().__init__()
         if not str(batch_size).isdigit() or int(batch_size) < 1:
             raise CompressiveError(f"batch_size ({batch_size}) must be a number, 1 or more")
@@ -42,26 +49,25 @@ class CompressiveLM(LM):  # type: ignore[misc]
         self.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each continuation after its context: ln p, and whether it is the likeliest token by token."""
+        """Return ln p of each continuation after its context, and True if each of its tokens is the likeliest."""
         rows = []
         for context, continuation in (request.args for request in requests):
-            # Spaces belong to the words that follow them, as everywhere in the harness.
-            words = context.rstrip()
-            before = self.tokenizer.encode(words)
-            whole = self.tokenizer.encode(context + continuation)
-            rows.append((self._with_start(whole), len(before)))
+            # Spaces belong to the next word, as everywhere in the harness.
+            before = self.tokenizer.encode(context.rstrip())
+            rows.append((self._with_start(self.tokenizer.encode(context + continuation)), len(before)))
         return self._scores(rows, greedy=True)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """ln p of each text, its first token included."""
+        """Return ln p of each text, its first token included."""
         rows = [(self._with_start(self.tokenizer.encode(request.args[0])), 0) for request in requests]
         return [likelihood for likelihood, _ in self._scores(rows, greedy=False)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What follows each context, up to a text of `until`; the likeliest tokens unless `do_sample` is set."""
-        return [self._written(*request.args) for request in requests]
+        """Return the text after each context, up to a text of `until`; greedy unless `do_sample` is set."""
+        return [self._text_after(*request.args) for request in requests]
 
-    def _written(self, context: str, options: dict[str, Any]) -> str:
+    def _text_after(self, context: str, options: dict[str, Any]) -> str:
+        """Return the text after a context, with the options of a task."""
         options = dict(options)
         until = options.pop("until", None) or []
         ends = [until] if isinstance(until, str) else [end for end in until if end]
@@ -70,10 +76,12 @@ class CompressiveLM(LM):  # type: ignore[misc]
         temperature = float(options.pop("temperature", 1.0)) if sampled else 0.0
         options.pop("temperature", None)
         if unknown := sorted(options.keys() - {"top_k", "top_p"}):
-            raise CompressiveError(f"{unknown[0]!r} is not an option of this model's texts; it has top_k and top_p")
+            raise CompressiveError(
+                f"{unknown[0]!r} is not supported; options of generation are do_sample, temperature, top_k and top_p"
+            )
         stream = Stream(self.model, self.tokenizer)
         stream.read(context)
-        text, seed = "", int(torch.randint(2**31, ()))  # the harness sets the state of torch
+        text, seed = "", int(torch.randint(2**31, ()))  # the harness seeds torch
         for piece in stream.iter_text(tokens, temperature=temperature, seed=seed, **options):
             text += piece
             if any(end in text for end in ends):
@@ -81,6 +89,7 @@ class CompressiveLM(LM):  # type: ignore[misc]
         return text[: min([len(text), *(text.find(end) for end in ends if end in text)])]
 
     def _with_start(self, ids: Any) -> Tensor:
+        """Return the ids of a text after the start id."""
         return torch.cat([torch.tensor([self.tokenizer.start]), torch.as_tensor(ids, dtype=torch.int64)])
 
     def _scores(self, rows: Sequence[tuple[Tensor, int]], *, greedy: bool) -> list[tuple[float, bool]]:
