@@ -92,6 +92,7 @@ def test_an_export_equals_the_run_and_has_weights_as_safetensors_only(finished: 
     assert loaded.generation_config.suppress_tokens == [256]
     code = {path.name for path in exported.glob("*.py")}
     assert code == set(modeling_files())
+    assert not [name for name in code if name.startswith(("checkpoint", "data", "evaluate", "files", "train"))]
     others = {path.name for path in exported.iterdir()} - code
     assert others == {
         "README.md",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CompressiveError
-from ..generate import CachedDecoder
+from ..generate.decoder import CachedDecoder  # not of the package: an export would take all of it
 from ..memory import Memory
 from ..model import CompressiveTransformer
 

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from ..errors import CompressiveError
-from ..generate import has_plain_layers
+from ..generate.layers import has_plain_layers
 from ..memory import Memory
 from ..model import CompressiveTransformer, next_token_loss
 from ..model.embedding import IGNORE_INDEX
