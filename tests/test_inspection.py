@@ -493,7 +493,7 @@ def test_text_from_users_is_never_markup(shown: Shown) -> None:
     assert page.handlers == []
     assert shown.data["text"] == HOSTILE
     assert [run["name"] for run in shown.data["runs"]] == [NAMES["name"], NAMES["against_name"]]
-    assert page.title == f"What is remembered of {NAMES['text_name']}"
+    assert page.title == f"Memory report: {NAMES['text_name']}"
     assert not set(page.scripts[0]) & set("<>&\u2028\u2029\x00")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", shown.text)
 

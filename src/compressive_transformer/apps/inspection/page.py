@@ -1,23 +1,23 @@
 """Page of a report: one file of HTML that loads nothing.
 
 Figures are SVG. The text and everything about single tokens is data in a script element, which the page's script
-shows a part at a time; nothing of it is ever markup.
+shows a part at a time; none of it becomes markup. The template escapes all values but figures and data.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import math
-import re
 from collections import Counter
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ...config.toml import to_dict
@@ -35,19 +35,20 @@ SEEN_OFTEN = 10
 
 def html_of(report: InspectionReport) -> str:
     """Return the whole page."""
-    template = (files(__package__) / "page.html").read_text(encoding="utf-8")
-    script = template.partition("<script>")[2].partition("</script>")[0]
-    parts = {
-        "title": html.escape(f"What is remembered of {report.text_name}"),
-        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "data": as_script(data_of(report)),
-        "curve": _curve(report),
-        "ages": _each(report, lambda inspection: drawing.ages(inspection.attention)),
-        "errors": _each(report, _errors),
-        "version": html.escape(version("compressive-transformer")),
-    }
-    # In one pass: inserted text is not searched for placeholders.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    source = (files(__package__) / "page.html").read_text(encoding="utf-8")
+    script = source.partition("<script>")[2].partition("</script>")[0]
+    return (
+        Environment(autoescape=True, keep_trailing_newline=True)
+        .from_string(source)
+        .render(
+            text_name=report.text_name,
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            data=Markup(as_script(data_of(report))),
+            curve=Markup(_curve(report)),
+            runs=[_figures(name, inspection) for name, inspection in report.runs],
+            version=version("compressive-transformer"),
+        )
+    )
 
 
 def as_script(value: Any) -> str:
@@ -96,7 +97,7 @@ def _summary(inspection: Inspection) -> list[list[str]]:
     config, pieces = inspection.config, inspection.pieces
     layers = [config.of_layer(layer) for layer in range(config.n_layers)]
 
-    def each(name: str) -> str:
+    def by_layer(name: str) -> str:
         values = [str(getattr(layer, name)) for layer in layers]
         return values[0] if len(set(values)) == 1 else ", ".join(values)
 
@@ -105,19 +106,18 @@ def _summary(inspection: Inspection) -> list[list[str]]:
         ["text", f"{len(inspection.nats):,} tokens, {int(pieces.bytes.sum()):,} bytes, {len(pieces.words):,} words"],
         ["model", f"{config.n_layers} layers, d_model {config.d_model}, {config.n_heads} heads"],
         ["segment", f"{config.segment_length} tokens"],
-        ["recent memory", f"{each('memory_length')} slots a layer"],
-        ["compressed memory", f"{each('compressed_length')} slots a layer"],
+        ["recent memory", f"{by_layer('memory_length')} slots a layer"],
+        ["compressed memory", f"{by_layer('compressed_length')} slots a layer"],
     ]
     if any(layer.compressed_length for layer in layers):
-        rows[-1][1] += f", each {each('compression_rate')} tokens, by {config.compression}"
-    if inspection.nats_without is not None:
-        bits = float(inspection.nats_without.sum() / math.log(2) / pieces.bytes.sum())
-        rows.insert(1, ["bits per byte without compressed memory", f"{bits:.4f}"])
+        rows[-1][1] += f", each {by_layer('compression_rate')} tokens, by {config.compression}"
+    if inspection.bits_per_byte_without is not None:
+        rows.insert(1, ["bits per byte without compressed memory", f"{inspection.bits_per_byte_without:.4f}"])
     return rows
 
 
-def _contrast(found: Contrast, units: NDArray[np.int64]) -> dict[str, Any]:
-    table = found.to_dict()
+def _contrast(contrast: Contrast, units: NDArray[np.int64]) -> dict[str, Any]:
+    table = contrast.to_dict()
     for side in ("first_better", "second_better"):
         for word in table[side]:
             word["place"] = int(units[word["place"]])
@@ -189,15 +189,12 @@ def _curve(report: InspectionReport) -> str:
     return drawing.curve([first.reading, Reading(first.pieces, first.nats_without)], labels)
 
 
-def _errors(inspection: Inspection) -> str:
-    reason = inspection.missing.get("reconstruction")
-    return drawing.errors(inspection) if reason is None else f'<p class="missing">No data: {html.escape(reason)}.</p>'
-
-
-def _each(report: InspectionReport, draw: Any) -> str:
-    """Return a figure for each run, side by side."""
-    titles = [f"<h3>{html.escape(name)}</h3>" if report.against else "" for name, _ in report.runs]
-    parts = [
-        f"<div>{title}{draw(inspection)}</div>" for title, (_, inspection) in zip(titles, report.runs, strict=True)
-    ]
-    return f'<div class="pair">{"".join(parts)}</div>'
+def _figures(name: str, inspection: Inspection) -> dict[str, str | None]:
+    """Return the figures of one run for the template, and why one is missing."""
+    missing = inspection.missing.get("reconstruction")
+    return {
+        "name": name,
+        "ages": Markup(drawing.ages(inspection.attention)),
+        "errors": None if missing else Markup(drawing.errors(inspection)),
+        "missing": missing,
+    }

@@ -56,6 +56,10 @@ def inspect_text(
             compressed memory helps most.
         progress: Called with the number of tokens read, after each segment.
 
+    Returns:
+        Nats of each token `[tokens]` with and without compressed memory, attention by age and slot by slot,
+        reconstruction error, and states that were kept.
+
     Raises:
         CompressiveError: The text is empty, or the tokenizer cannot encode it; a place is not in it; or the model's
             numbers are not finite.

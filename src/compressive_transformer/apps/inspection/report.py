@@ -68,7 +68,7 @@ class InspectionReport:
     def write(self, path: str | Path) -> None:
         """Write the page, one file that loads nothing, the whole or none; an earlier one is replaced.
 
-        Raises CompressiveError where it cannot be written, and without matplotlib (extra `plot`).
+        Raises CompressiveError where it cannot be written, and without the extra `plot`.
         """
         require_page(path)
         from .page import html_of  # takes a second, and an optional library
@@ -87,7 +87,8 @@ class InspectionReport:
 
 def require_page(path: str | Path) -> None:
     """Raise CompressiveError if a page could not be drawn or written, before a long reading."""
-    optional("matplotlib", extra="plot", purpose="a report")
+    for library in ("matplotlib", "jinja2"):
+        optional(library, extra="plot", purpose="a report")
     if Path(path).is_dir():
         raise CompressiveError(f"{path} is a folder: give the page a name, such as report.html")
     if not Path(path).absolute().parent.is_dir():

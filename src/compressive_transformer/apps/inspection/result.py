@@ -56,6 +56,13 @@ class Inspection:
         """Bits per byte of the whole text."""
         return float(self.nats.sum() / math.log(2) / self.pieces.bytes.sum())
 
+    @property
+    def bits_per_byte_without(self) -> float | None:
+        """Bits per byte without compressed memory; None for a model that has none."""
+        if self.nats_without is None:
+            return None
+        return float(self.nats_without.sum() / math.log(2) / self.pieces.bytes.sum())
+
     def gain(self, frequency: ByFrequency | None = None) -> Contrast | None:
         """Return the gain of compressed memory by word, position and frequency.
 
@@ -86,8 +93,6 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""
-        layers = self.config.n_layers
-        reconstruction = None if self.reconstruction is None else asdict(self.reconstruction)
         return {
             "model": to_dict(self.config),
             "text": self.pieces.text,
@@ -97,15 +102,17 @@ class Inspection:
             "nats_without": None if self.nats_without is None else self.nats_without.tolist(),
             "attention": [
                 {
-                    "buckets": [bucket._asdict() for bucket in self.attention[layer].buckets],
-                    "heads": [list(shares) for shares in self.attention[layer].heads],
+                    "buckets": [bucket._asdict() for bucket in layer.buckets],
+                    "heads": [list(shares) for shares in layer.heads],
                 }
-                for layer in range(layers)
+                for layer in self.attention
             ],
             "slot_note": self.slot_note,
             "tokens": [self._token_table(token) for token in self.tokens],
-            "reconstruction": reconstruction,
-            "kept": None if self.kept is None else [_kept_table(layer) for layer in self.kept],
+            "reconstruction": None if self.reconstruction is None else asdict(self.reconstruction),
+            "kept": None
+            if self.kept is None
+            else [{**vars(layer), "tokens": layer.tokens.tolist()} for layer in self.kept],
             "missing": self.missing,
         }
 
@@ -124,11 +131,6 @@ class Inspection:
             f"{len(self.nats):,} tokens, {int(self.pieces.bytes.sum()):,} bytes",
             f"bits per byte                       {self.bits_per_byte:.4f}",
         ]
-        if self.nats_without is not None:
-            without = float(self.nats_without.sum() / math.log(2) / self.pieces.bytes.sum())
-            lines.append(f"without compressed memory           {without:.4f}")
+        if self.bits_per_byte_without is not None:
+            lines.append(f"without compressed memory           {self.bits_per_byte_without:.4f}")
         return "\n".join(lines)
-
-
-def _kept_table(layer: KeptStates) -> dict[str, Any]:
-    return {**vars(layer), "tokens": layer.tokens.tolist()}
