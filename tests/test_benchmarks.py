@@ -214,7 +214,7 @@ def test_random_full_memory_stays_full() -> None:
             assert [count.tolist() for count in layout.filled(one.seen)] == [[4] * 3, [8] * 3]
 
 
-def test_the_relative_shift_moves_rows_by_their_distance_from_the_last_query() -> None:
+def test_the_relative_shift_moves_rows_by_distance() -> None:
     scores = torch.arange(3 * 7).view(3, 7, 1, 1)
     shifted = relative_shift(scores)[..., 0, 0]
     for i in range(3):
@@ -273,7 +273,7 @@ def test_tables_say_what_the_results_say() -> None:
     assert "ours, bf16: it has none" in tables.made(made_up)
 
 
-def test_pages_hold_every_part_and_say_what_the_committed_results_say() -> None:
+def test_pages_have_every_part_of_the_committed_results() -> None:
     stored = json.loads(page.RESULTS.read_text(encoding="utf-8")) if page.RESULTS.exists() else None
     found = []
     for path in page.PAGES:
@@ -290,7 +290,7 @@ def test_a_part_that_there_is_not_is_refused() -> None:
         page.fill("<!-- performance: speed -->\n<!-- end of performance -->", None)
 
 
-def test_pages_that_cannot_be_written_leave_all_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_pages_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = tmp_path / "good.md", tmp_path / "bad.md"
     good.write_text("<!-- performance: made -->\n<!-- end of performance -->", encoding="utf-8")
     bad.write_text("<!-- performance: no -->\n<!-- end of performance -->", encoding="utf-8")
