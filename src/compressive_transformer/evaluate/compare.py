@@ -121,28 +121,42 @@ def compare_runs(
         CompressiveError: The numbers of runs differ, results are not of the same documents or not of an evaluation, or
             a number is out of range.
     """
+    nats = _document_nats(first, second)
+    if resamples < 1 or seed < 0:
+        raise CompressiveError(f"resamples ({resamples}) must be 1 or more and seed ({seed}) 0 or more")
+    size, words = (
+        np.array([entry[name] for entry in first[0]["documents"]], np.float64) for name in ("bytes", "words")
+    )
+    return _comparison(nats, size, words, resamples, seed)
+
+
+def _document_nats(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """Return nats `[model, run, document]`. Raise CompressiveError unless all results are of the same documents."""
     if len(first) != len(second) or not first:
         raise CompressiveError(
             f"first has {len(first)} results and second {len(second)}: give the same number of each, at least one, "
             "paired by seed"
         )
-    if resamples < 1 or seed < 0:
-        raise CompressiveError(f"resamples ({resamples}) must be 1 or more and seed ({seed}) 0 or more")
     named = {f"{side}[{i}]": run for side, runs in (("first", first), ("second", second)) for i, run in enumerate(runs)}
     nats = np.array([_checked(name, table, named["first[0]"]) for name, table in named.items()])
-    documents = first[0]["documents"]
-    size, words = (np.array([entry[name] for entry in documents], np.float64) for name in ("bytes", "words"))
+    return nats.reshape(2, len(first), -1)
+
+
+def _comparison(
+    nats: NDArray[np.float64], size: NDArray[np.float64], words: NDArray[np.float64], resamples: int, seed: int
+) -> Comparison:
+    """Compare `nats [model, run, document]` of documents of `size [document]` bytes and `words [document]`."""
+    documents = len(size)
     to_bits = 1 / math.log(2) / size.sum()
-    sides = nats.reshape(2, len(first), len(documents))  # [side, run, document]
-    totals = sides.sum(2)
+    totals = nats.sum(2)
     differences = ((totals[1] - totals[0]) * to_bits).tolist()
-    gained = (sides[1] - sides[0]).mean(0)
-    drawn = resampled(np.stack([gained, size, words]), resamples, seed) if len(documents) > 1 else None
+    gained = (nats[1] - nats[0]).mean(0)
+    drawn = resampled(np.stack([gained, size, words]), resamples, seed) if documents > 1 else None
     has_ratio = bool((np.abs(gained) < 700 * words).all())  # exp(709) is the largest number
     several = len(differences) > 1
     return Comparison(
-        documents=len(documents),
-        runs=len(first),
+        documents=documents,
+        runs=len(differences),
         first=float(totals[0].mean() * to_bits),
         second=float(totals[1].mean() * to_bits),
         difference=statistics.fmean(differences),
