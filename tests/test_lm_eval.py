@@ -46,7 +46,7 @@ def test_the_task_of_a_folder_of_books_gives_what_evaluate_gives(
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_continuation_is_scored_after_its_context_whatever_stands_beside_it(batch_size: int, finished: Path) -> None:
+def test_a_continuation_is_scored_after_its_context_in_any_batch(batch_size: int, finished: Path) -> None:
     model, tokenizer = load(finished)
     language_model = CompressiveLM(str(finished), batch_size=batch_size, device="cpu")
     pairs = [("", "A ship"), ("The sea was calm and ", "blue"), ("It was a long way to the shore. ", "e" * 20)]

@@ -1,4 +1,4 @@
-"""Distant recall: what the made-up documents promise, which tokens are learned from, and how answers are counted."""
+"""Distant recall: properties of the synthetic documents, the targets, and the count of answers."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def part(corpus: Corpus, count: int, tokens: int = LENGTH) -> Split:
-    """A split of the beginnings of the first documents."""
+    """Return a split with the starts of the first documents."""
     documents = corpus.validation.documents[:count]
     return replace(corpus.validation, documents=tuple(replace(document, tokens=tokens) for document in documents))
 
 
 def model_for_recall(**fields: Any) -> CompressiveTransformer:
-    """A model whose likeliest tokens change from place to place, since its weights are large, and are values."""
+    """Return a model with large weights: its likeliest tokens are values that change from place to place."""
     model = tiny_model(**{**MODEL, **fields}).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,23 +74,23 @@ def model_for_recall(**fields: Any) -> CompressiveTransformer:
 
 
 @pytest.mark.parametrize(("least", "greatest"), [(75, 140), (150, 280), (100, 100), (8, 1279)])
-def test_a_key_has_one_value_and_occurs_again_within_the_range_apart_from_all_others(least: int, greatest: int) -> None:
+def test_a_key_has_one_value_and_recurs_within_the_range(least: int, greatest: int) -> None:
     for seed in range(20):
         document = recall_document(np.random.default_rng(seed), least=least, greatest=greatest)
         assert len(document) == LENGTH
         places = [place for place, byte in enumerate(document) if byte in KEYS]
         for key in KEYS:
-            own = [place for place in places if document[place] == key]
-            assert not own or own[0] < greatest
-            assert all(least <= distance <= greatest for distance in np.diff(own))
-            assert len({document[place + 1] for place in own}) <= 1
+            of_key = [place for place in places if document[place] == key]
+            assert not of_key or of_key[0] < greatest
+            assert all(least <= distance <= greatest for distance in np.diff(of_key))
+            assert len({document[place + 1] for place in of_key}) <= 1
         assert all(document[place + 1] in VALUES for place in places)
         assert min(np.diff(places)) >= 2 + SPACING
         rest = [byte for place, byte in enumerate(document) if place not in places and place - 1 not in places]
         assert set(rest) == set(FILLER)
 
 
-def test_keys_values_and_filler_are_apart_and_all_distances_of_the_range_are_as_frequent() -> None:
+def test_keys_and_values_differ_and_all_distances_are_equally_frequent() -> None:
     assert len({*KEYS, *VALUES, *FILLER}) == 8 + 32 + 16
     documents = [recall_document(np.random.default_rng(seed), least=75, greatest=140) for seed in range(60)]
     distances = np.concatenate(
@@ -103,7 +103,7 @@ def test_keys_values_and_filler_are_apart_and_all_distances_of_the_range_are_as_
     assert values.all()
 
 
-def test_a_corpus_is_the_same_each_time_and_no_two_documents_are(data: Corpus, tmp_path: Path) -> None:
+def test_a_corpus_is_reproducible_and_no_two_documents_are_the_same(data: Corpus, tmp_path: Path) -> None:
     again, more = (prepare(f"recall:30-120:{count}", tmp_path / str(count)) for count in (3, 5))
     assert again.fingerprint == data.fingerprint != more.fingerprint
     texts = [split.read(number).tobytes() for split in data.splits.values() for number in range(len(split.documents))]
@@ -113,16 +113,16 @@ def test_a_corpus_is_the_same_each_time_and_no_two_documents_are(data: Corpus, t
 
 
 @pytest.mark.parametrize("setting", ["", "75", "75-", "7-30", "30-20", "30-1280", "30-40:0", "a-b", "30-40:5:6"])
-def test_distances_that_cannot_be_are_refused(setting: str, tmp_path: Path) -> None:
+def test_impossible_distances_are_refused(setting: str, tmp_path: Path) -> None:
     with pytest.raises(CompressiveError, match=rf"^recall:{setting}( must be recall:MIN-MAX|: distances must)"):
         prepare(f"recall:{setting}", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
-# --- what is learned from and scored ---
+# --- targets ---
 
 
-def test_values_are_the_only_targets_and_all_else_is_input_as_ever(data: Corpus) -> None:
+def test_values_are_the_only_targets_and_all_tokens_are_inputs(data: Corpus) -> None:
     split = part(data, 5)
     everything = replace(split, targets=None)
     pairs = list(zip(Lanes(split, batch_size=3, length=7), Lanes(everything, batch_size=3, length=7), strict=True))
@@ -139,8 +139,8 @@ def test_targets_are_counted_over_all_processes(data: Corpus) -> None:
     whole = Lanes(split, batch_size=4, length=50)
     shares = [Lanes(split, batch_size=4, length=50, rank=rank, world=2) for rank in range(2)]
     for segment, *parts in zip(whole, *shares, strict=True):
-        assert torch.equal(segment.targets, torch.cat([own.targets for own in parts]))
-        assert {own.total_targets for own in parts} == {segment.total_targets}
+        assert torch.equal(segment.targets, torch.cat([part.targets for part in parts]))
+        assert {part.total_targets for part in parts} == {segment.total_targets}
 
 
 def test_a_score_is_of_the_targets_alone(data: Corpus) -> None:
@@ -164,7 +164,7 @@ def test_a_score_is_of_the_targets_alone(data: Corpus) -> None:
     )
 
 
-def test_a_training_goes_on_over_steps_without_targets(data: Corpus, tmp_path: Path) -> None:
+def test_training_passes_steps_without_targets(data: Corpus, tmp_path: Path) -> None:
     small = {"batch_size": 1, "log_every": 1, "steps": 12, "validate_every": 6, "sample_every": 0}
     model = tiny_run(data, tmp_path / "run", model={"segment_length": 2}, **small)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
@@ -172,7 +172,7 @@ def test_a_training_goes_on_over_steps_without_targets(data: Corpus, tmp_path: P
     assert 0.0 in [entry["loss"] for entry in losses if "loss" in entry]
 
 
-def test_targets_that_cannot_be_are_refused(data: Corpus, tmp_path: Path) -> None:
+def test_impossible_targets_are_refused(data: Corpus, tmp_path: Path) -> None:
     shutil.copytree(data.path, tmp_path / "data")
     file = tmp_path / "data/documents.json"
     index = json.loads(file.read_text(encoding="utf-8"))
@@ -220,7 +220,7 @@ def test_accuracy_is_that_of_single_steps(data: Corpus) -> None:
     assert result.accuracy == sum(map(sum, right)) / sum(map(len, right))
 
 
-def test_accuracy_does_not_depend_on_the_batch_and_every_way_to_divide_answers_holds_all(data: Corpus) -> None:
+def test_accuracy_is_independent_of_the_batch_and_groups_hold_all_answers(data: Corpus) -> None:
     split, model = part(data, 5), model_for_recall().train()
     result = recall_accuracy(model, split)
     assert result == recall_accuracy(model, split, batch_size=1) == recall_accuracy(model, split, batch_size=2)
@@ -246,7 +246,7 @@ def test_accuracy_does_not_depend_on_the_batch_and_every_way_to_divide_answers_h
         {**MODEL, "n_layers": 2, "memory_length": (0, 20), "compressed_length": (16, 3)},
     ],
 )
-def test_what_holds_an_answer_is_the_slot_that_stands_for_its_token(fields: dict[str, Any]) -> None:
+def test_an_answer_is_in_the_slot_that_stands_for_its_token(fields: dict[str, Any]) -> None:
     config = small_config(**fields)
     for place in range(2, 230, 7):
         for distance in range(1, place + 1, 3):
@@ -282,7 +282,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepare(f"passkey:{SAMPLE}:100-900:3", tmp_path_factory.mktemp("passkey") / "data")
 
 
-def test_keys_hidden_in_text_keep_their_numbers_and_distances_and_the_text_stays(hidden: Corpus) -> None:
+def test_keys_hidden_in_text_keep_numbers_and_distances(hidden: Corpus) -> None:
     sentence = re.compile(rb" The key of ([A-Z][a-z]{4}) is ([0-9]{4})\. ")
     assert [len(split.documents) for split in hidden.splits.values()] == [3, 32, 53]
     for split in hidden.splits.values():
@@ -290,23 +290,23 @@ def test_keys_hidden_in_text_keep_their_numbers_and_distances_and_the_text_stays
         text = re.sub(rb"[0-9]", b"", source.replace(b"\r\n", b"\n"))
         document = bytes(split.read(0).tolist())
         assert len(document) == PASSKEY_LENGTH
-        found = list(sentence.finditer(document))
+        matches = list(sentence.finditer(document))
         assert text.startswith(sentence.sub(b"", document))
-        assert len(found) > 20
-        numbers = {match[1]: match[2] for match in found}
+        assert len(matches) > 20
+        numbers = {match[1]: match[2] for match in matches}
         assert len(set(numbers.values())) == len(numbers) == 8
         asked = []
         for name, number in numbers.items():
-            own = [match for match in found if match[1] == name]
-            assert {match[2] for match in own} == {number}
-            starts = [match.start(2) for match in own]
+            of_key = [match for match in matches if match[1] == name]
+            assert {match[2] for match in of_key} == {number}
+            starts = [match.start(2) for match in of_key]
             assert all(100 <= distance <= 900 for distance in np.diff(starts))
             asked += [Answer(start, start + 4, start - before) for before, start in pairwise(starts)]
         assert answers_of(split)[0] == sorted(asked)
     assert set(np.flatnonzero(hidden.test.is_target(np.arange(256)))) == set(b"0123456789")
 
 
-def test_hidden_keys_are_the_same_each_time_and_in_text_without_splits_too(hidden: Corpus, tmp_path: Path) -> None:
+def test_hidden_keys_are_reproducible_also_in_text_without_splits(hidden: Corpus, tmp_path: Path) -> None:
     again = prepare(f"passkey:{SAMPLE}:100-900:3", tmp_path / "again")
     assert again.fingerprint == hidden.fingerprint
     whole = prepare(f"passkey:{SAMPLE / 'train'}:100-900:5", tmp_path / "whole", holdout=3)
@@ -322,7 +322,7 @@ def test_recall_in_text_counts_whole_numbers(hidden: Corpus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("", "must be passkey:SOURCE:MIN-MAX"),
         ("SOURCE", "must be passkey:SOURCE:MIN-MAX"),
@@ -334,10 +334,10 @@ def test_recall_in_text_counts_whole_numbers(hidden: Corpus) -> None:
         ("SHORT:100-200", "needs texts of at least 8,192 bytes without digits"),
     ],
 )
-def test_keys_that_cannot_be_hidden_are_refused(setting: str, said: str, tmp_path: Path) -> None:
+def test_keys_that_do_not_fit_are_refused(setting: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("1" * 9000 + "short")
     source = setting.replace("SOURCE", str(SAMPLE)).replace("SHORT", str(tmp_path / "short.txt"))
-    with pytest.raises(CompressiveError, match=rf"passkey:.*{said}"):
+    with pytest.raises(CompressiveError, match=rf"passkey:.*{message}"):
         prepare(f"passkey:{source}", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -381,15 +381,17 @@ PLAN: dict[str, Any] = {
         "batch_size": 2,
         "warmup_steps": 1,
         "validate_every": 1,
+        "validation_tokens": 500,
         "learning_rate": 0.3,
         "max_grad_norm": 10.0,
     },
-    "evaluate": {"task": "recall", "batch_size": 32},
+    "evaluate": {"task": "recall", "batch_size": 8},
     "settings": {"short": {"model": {"compressed_length": 0}}, "long": {}},
 }
 
 
 def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None:
+    data = replace(data, splits={**data.splits, "validation": part(data, 8)})
     plan = read_plan(PLAN, data)
     for run in plan.runs():
         finish(run, data, tmp_path / "out")
@@ -397,7 +399,7 @@ def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None
     table = results.to_dict()
     short, long = (entry["measures"]["accuracy"]["values"] for entry in table["settings"])
     against = table["settings"][1]["against_baseline"]
-    assert against["differences"] == [own - other for other, own in zip(short, long, strict=True)]
+    assert against["differences"] == [value - baseline for baseline, value in zip(short, long, strict=True)]
     assert against["difference"] == pytest.approx(np.mean(long) - np.mean(short))
     low, high = against["difference_over_runs"]
     half = 12.7062 * np.std(against["differences"], ddof=1) / 2**0.5  # Student's t of one degree of freedom
@@ -405,7 +407,7 @@ def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None
     assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
     low, high = against["difference_over_documents"]
     assert low <= against["difference"] <= high
-    assert against["documents"] == 32
+    assert against["documents"] == 8
     score = read_json(tmp_path / "out/runs/long/seed-0/result.json")["score"]
     assert score["accuracy"] == score["right"] / score["answers"]
     assert "| setting | seeds | accuracy | − short |" in str(results)
@@ -415,6 +417,6 @@ def test_an_experiment_compares_accuracies(data: Corpus, tmp_path: Path) -> None
     assert draw(table, tmp_path) == ["curves.svg", "settings.svg"]
 
 
-def test_a_plan_to_measure_recall_where_there_are_no_answers_is_refused_before_anything_runs(corpus: Corpus) -> None:
+def test_a_plan_for_recall_on_a_corpus_without_answers_is_refused(corpus: Corpus) -> None:
     with pytest.raises(CompressiveError, match="split validation has no answers"):
         read_plan(PLAN, corpus)
