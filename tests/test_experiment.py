@@ -309,7 +309,7 @@ def test_an_interrupt_ends_all_processes_and_leaves_checkpoints(corpus: Corpus, 
         finally:
             process.kill()
         said = process.stderr.read().splitlines()
-        assert said[-1] == "compressive: interrupted; the same command again goes on from the last checkpoints"
+        assert said[-1] == "compressive: interrupted; run the same command again to resume from the last checkpoints"
         assert not any("Traceback" in line for line in said)
 
     def all_gone() -> bool:
