@@ -122,9 +122,7 @@ def copied(done: Path, tmp_path: Path) -> Path:
 # --- one run ---
 
 
-def test_a_run_gives_what_training_and_evaluating_by_hand_give_to_the_bit(
-    corpus: Corpus, done: Path, tmp_path: Path
-) -> None:
+def test_a_run_equals_training_and_evaluation_by_hand(corpus: Corpus, done: Path, tmp_path: Path) -> None:
     config = TrainConfig(**TRAIN, seed=1)
     torch.manual_seed(1)
     model = CompressiveTransformer(ModelConfig(**{"vocab_size": 257, **MODEL, "compression": "mean"}))
@@ -137,7 +135,7 @@ def test_a_run_gives_what_training_and_evaluating_by_hand_give_to_the_bit(
     assert result["training"]["tokens"] == log_lines(tmp_path / "run")[-2]["tokens"]
 
 
-def test_a_run_is_scored_on_the_part_and_with_the_memory_that_the_plan_says(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_is_scored_with_the_tokens_and_memory_of_the_plan(corpus: Corpus, tmp_path: Path) -> None:
     settings = {"base": {}, "long": {"evaluate": {"compressed_length": 9, "memory_length": 11}}}
     plan = plan_with(settings=settings, baseline="base", seeds=[0], evaluate={"split": "validation", "tokens": 60})
     run = runs_of(plan, corpus)[1]
@@ -185,7 +183,7 @@ def test_a_run_that_diverged_is_a_result_that_json_can_hold(corpus: Corpus, tmp_
     assert str(results).count("| not finite | not finite | – | – | – |") == 2
 
 
-def test_how_far_a_training_is_follows_its_log(corpus: Corpus, done: Path, copied: Path) -> None:
+def test_steps_done_are_those_of_the_log(corpus: Corpus, done: Path, copied: Path) -> None:
     run = runs_of(PLAN, corpus)[0]
     assert steps_done(run, done) == 6
     with (copied / run.path / "log.jsonl").open("a") as log:
@@ -210,7 +208,7 @@ def test_runs_go_seed_by_seed(corpus: Corpus) -> None:
     assert names == [f"{name}, seed {seed}" for seed in (0, 1) for name in PLAN["settings"]]
 
 
-def test_what_is_finished_is_not_done_again(corpus: Corpus, copied: Path) -> None:
+def test_finished_runs_are_not_repeated(corpus: Corpus, copied: Path) -> None:
     before = tree(copied / "runs")
     times = {path: path.stat().st_mtime_ns for path in (copied / "runs").rglob("*")}
     run_experiment(PLAN, corpus, copied)
@@ -253,7 +251,7 @@ def test_results_hold_means_deviations_and_the_paired_comparison(corpus: Corpus,
     assert str(results) in (copied / "results.md").read_text(encoding="utf-8")
 
 
-def test_unfinished_runs_are_named_and_compared_where_both_sides_exist(corpus: Corpus, copied: Path) -> None:
+def test_unfinished_runs_are_named_and_seeds_are_paired(corpus: Corpus, copied: Path) -> None:
     shutil.rmtree(copied / "runs/mean-c-3/seed-1")
     results = summarize(read_plan(PLAN, corpus), corpus, copied, processes=1, failed={})
     assert results.to_dict()["missing"] == ["mean, c = 3, seed 1"]
@@ -262,7 +260,7 @@ def test_unfinished_runs_are_named_and_compared_where_both_sides_exist(corpus: C
     assert "3 of 4 runs are finished" in results.page()
 
 
-def test_a_failed_run_stops_no_other_and_processes_change_no_result(
+def test_a_failed_run_stops_no_other_run(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -292,6 +290,7 @@ def test_a_failed_run_stops_no_other_and_processes_change_no_result(
     assert content["failed"] == {"broken, seed 1": f"RuntimeError: no such kernel (see {log})"}
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_processes_and_leaves_checkpoints(corpus: Corpus, tmp_path: Path) -> None:
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     settings = {"mean": {"model": {"compression": "mean"}}}
@@ -398,7 +397,7 @@ def test_a_folder_of_something_else_is_left_alone(corpus: Corpus, finished: Path
         ({"evaluate": {"split": "validation"}}, r"evaluate\.split was 'test' .* remove \S+/seed-0/result\.json to run"),
     ],
 )
-def test_a_run_never_stands_for_one_of_other_settings(
+def test_a_run_with_other_settings_is_refused(
     corpus: Corpus, copied: Path, changes: dict[str, Any], message: str
 ) -> None:
     for interrupted in (False, True):
@@ -432,7 +431,7 @@ def test_a_run_of_an_earlier_version_counts_with_new_fields_at_defaults(corpus: 
         check_unchanged(changed[0], corpus, copied)
 
 
-def test_a_run_never_stands_for_one_on_another_corpus(copied: Path, tmp_path: Path) -> None:
+def test_a_run_on_another_corpus_is_refused(copied: Path, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books")
     (books / "train/11.txt").write_text("Another text", encoding="utf-8")
     other = prepare(books, tmp_path / "data")
@@ -501,7 +500,7 @@ def test_a_plan_is_refused_where_the_corpus_lacks_a_split(tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_an_experiment_needs_a_process_of_its_own(
+def test_an_experiment_needs_processes_and_no_torchrun(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CompressiveError, match=r"processes \(0\) must be 1 or more"):
@@ -515,7 +514,7 @@ def test_an_experiment_needs_a_process_of_its_own(
 # --- what is shown ---
 
 
-def test_pictures_name_every_setting_and_are_the_same_bytes_each_time(
+def test_pictures_are_deterministic_and_name_every_setting(
     corpus: Corpus, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # of what this file does to all its tests

@@ -82,6 +82,7 @@ def test_the_page_is_what_its_script_writes_now() -> None:
     assert SCRIPT["fill"](page, results) == page
 
 
+@pytest.mark.slow
 def test_the_pictures_are_those_that_the_script_draws_now(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
     SCRIPT["draw"](SCRIPT["read_results"](ROOT / "results"), tmp_path)

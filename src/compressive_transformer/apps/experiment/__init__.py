@@ -20,7 +20,7 @@ from .plan import Run, read_plan
 from .report import MARKDOWN, Results, summarize
 from .run_progress import RunProgress
 from .running import check_unchanged, result_of
-from .workers import alone_in, default_processes, finish_all, log_of
+from .workers import alone_in, device_count, finish_all, log_of
 
 __all__ = ["Results", "run_experiment"]
 
@@ -48,7 +48,7 @@ def run_experiment(
         CompressiveError: The plan is wrong, or differs from that of runs in `out` (before anything runs); or runs
             failed (after all others are finished).
     """
-    out, count = Path(out), default_processes() if processes is None else processes
+    out, count = Path(out), device_count() if processes is None else processes
     _check_place(count)
     checked = read_plan(plan, corpus)
     with alone_in(out):
@@ -60,7 +60,7 @@ def run_experiment(
         def results() -> Results:
             return summarize(checked, corpus, out, processes=count, failed=failed)
 
-        _finish_all(runs, corpus, out, results, failed, count)
+        _run_all(runs, corpus, out, results, failed, count)
         summed = results()
         summed.write(out, _pictures(summed, out))
     if failed:
@@ -71,7 +71,7 @@ def run_experiment(
     return summed
 
 
-def _finish_all(
+def _run_all(
     runs: list[Run], corpus: Corpus, out: Path, results: Callable[[], Results], failed: dict[str, str], processes: int
 ) -> None:
     """Finish all runs, write results after each, and collect the reasons of failures in `failed`."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
-from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -46,7 +46,7 @@ def alone_in(out: Path) -> Iterator[None]:
         yield
 
 
-def default_processes() -> int:
+def device_count() -> int:
     """Return the number of GPUs where there are any, else the number of cores that this process may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else available_cores()
 
@@ -70,14 +70,14 @@ def finish_all(
     `look` is called every second with the runs at work, `ended` for each run that has ended, with the reason where it
     failed. On an interrupt all processes are terminated first.
     """
-    waiting = deque((run, Registered.of(run.setting.model.compression)) for run in runs)
+    waiting = deque((run, _origin(run.setting.model.compression)) for run in runs)
     places = list(range(processes))
     active: dict[BaseProcess, tuple[Run, int]] = {}
     try:
         while waiting or active:
             while waiting and places:
-                (run, compression), place = waiting.popleft(), places.pop(0)
-                active[_start(run, compression, corpus, out, place)] = run, place
+                (run, origin), place = waiting.popleft(), places.pop(0)
+                active[_start(run, origin, corpus, out, place)] = run, place
             connection.wait([process.sentinel for process in active], timeout=SECONDS_BETWEEN_LOOKS)
             for process in [process for process in active if process.exitcode is not None]:
                 run, place = active.pop(process)
@@ -91,11 +91,11 @@ def finish_all(
             process.join()
 
 
-def _start(run: Run, compression: Registered, corpus: Path, out: Path, place: int) -> BaseProcess:
+def _start(run: Run, origin: Origin, corpus: Path, out: Path, place: int) -> BaseProcess:
     log = log_of(run, out)
     log.parent.mkdir(parents=True, exist_ok=True)
     spawned = multiprocessing.get_context("spawn")
-    process = spawned.Process(target=_work, args=(run, compression, corpus, out, log, place), daemon=True)
+    process = spawned.Process(target=_work, args=(run, origin, corpus, out, log, place), daemon=True)
     # Ctrl-C on a terminal goes to all processes of the group. Only this one takes it and terminates the others, which
     # inherit the mask. The resource tracker would lift it when it starts.
     ensure_running()
@@ -107,7 +107,7 @@ def _start(run: Run, compression: Registered, corpus: Path, out: Path, place: in
     return process
 
 
-def _work(run: Run, compression: Registered, corpus: Path, out: Path, log: Path, place: int) -> None:
+def _work(run: Run, origin: Origin, corpus: Path, out: Path, log: Path, place: int) -> None:
     """Do the work of one process."""
     with log.open("a") as file:
         for stream in (1, 2):
@@ -117,52 +117,45 @@ def _work(run: Run, compression: Registered, corpus: Path, out: Path, log: Path,
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         os.environ["LOCAL_RANK"] = str(place % torch.cuda.device_count())
-    compression.register()
+    _register(origin)
     try:
         finish(run, open_corpus(corpus), out)
     except CompressiveError as error:
         sys.exit(str(error))
 
 
-@dataclass(frozen=True)
-class Registered:
-    """Origin of a compression function: a new process has not registered a user's class."""
+class Origin(NamedTuple):
+    """Origin of a compression function, for a process in which it is not registered."""
 
     name: str
     module: str
-    file: str | None
+    file: str
     attribute: str
 
-    @classmethod
-    def of(cls, name: str) -> Registered:
-        """Return the origin of a registered function. Raises CompressiveError for a class defined inside a function."""
-        kind = COMPRESSIONS[name]
-        if "<locals>" in kind.__qualname__:
-            raise CompressiveError(
-                f"compression {name!r}: {kind.__qualname__} is defined inside a function, where other processes cannot "
-                "import it; define it at the top level of a module"
-            )
-        return cls(name, kind.__module__, getattr(sys.modules[kind.__module__], "__file__", None), kind.__qualname__)
 
-    def register(self) -> None:
-        """Register the class in this process, if it is not."""
-        if self.name not in COMPRESSIONS:
-            COMPRESSIONS[self.name] = getattr(self._imported(), self.attribute)
+def _origin(name: str) -> Origin:
+    """Return the origin of a registered function. Raises CompressiveError for a class defined inside a function."""
+    kind = COMPRESSIONS[name]
+    if "<locals>" in kind.__qualname__:
+        raise CompressiveError(
+            f"compression {name!r}: {kind.__qualname__} is defined inside a function, where other processes cannot "
+            "import it; define it at the top level of a module"
+        )
+    file = getattr(sys.modules[kind.__module__], "__file__", None)
+    return Origin(name, kind.__module__, file or "", kind.__qualname__)
 
-    def _imported(self) -> ModuleType:
-        try:
-            return importlib.import_module(self.module)
-        except ModuleNotFoundError:
-            if self.file is None:
-                raise
-        # A script, in a folder that is not on the module path.
-        spec = importlib.util.spec_from_file_location(self.module, self.file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[self.module] = module
-        spec.loader.exec_module(module)
-        return module
+
+def _register(origin: Origin) -> None:
+    """Register the function in this process."""
+    if origin.name in COMPRESSIONS:
+        return
+    try:
+        names = vars(importlib.import_module(origin.module))
+    except ModuleNotFoundError:
+        if not origin.file:
+            raise
+        names = runpy.run_path(origin.file, run_name=origin.module)  # a plugin, which is not on the module path
+    COMPRESSIONS[origin.name] = names[origin.attribute]
 
 
 def _end_with_parent() -> None:
