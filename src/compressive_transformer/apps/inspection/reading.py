@@ -65,12 +65,7 @@ def inspect_text(
             numbers are not finite.
     """
     ids = torch.from_numpy(tokenizer.encode(text))
-    if not len(ids):
-        raise CompressiveError("the text is empty: there is nothing to read")
-    if wrong := [token for token in tokens if not 0 <= token < len(ids)]:
-        raise CompressiveError(f"token ({wrong[0]}) must lie in 0 .. {len(ids) - 1}, the tokens of the text")
-    if spread < 0:
-        raise CompressiveError(f"spread ({spread}) must be 0 or more")
+    _check(len(ids), tokens, spread)
     evenly = {(2 * number + 1) * len(ids) // (2 * spread) for number in range(spread)}
     inputs = torch.cat([torch.tensor([tokenizer.start]), ids[:-1]])
     length = model.config.segment_length
@@ -82,6 +77,16 @@ def inspect_text(
                 if progress is not None:
                     progress(len(segment))
         return reader.result(TokenSpans.from_ids(tokenizer, ids.numpy()))
+
+
+def _check(length: int, tokens: Sequence[int], spread: int) -> None:
+    """Raise CompressiveError if a text of `length` tokens cannot be inspected so."""
+    if not length:
+        raise CompressiveError("the text is empty: there is nothing to read")
+    if wrong := [token for token in tokens if not 0 <= token < length]:
+        raise CompressiveError(f"token ({wrong[0]}) must lie in 0 .. {length - 1}, the tokens of the text")
+    if spread < 0:
+        raise CompressiveError(f"spread ({spread}) must be 0 or more")
 
 
 def _finite(nats: Tensor, first: int) -> NDArray[np.float64]:
