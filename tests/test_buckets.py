@@ -104,7 +104,7 @@ def complete(tokenizer: Tokenizer, ids: list[int]) -> str:
 # --- by frequency ---
 
 
-def test_words_by_frequency_are_those_of_a_slow_count(model: CompressiveTransformer, corpus: Corpus) -> None:
+def test_words_by_frequency_equal_a_slow_count(model: CompressiveTransformer, corpus: Corpus) -> None:
     labels = ["≥ 20", "6–19", "1–5", "< 1"]
     trained = [word for text in texts_of(corpus, "train") for word in text.split()]
 
@@ -131,14 +131,14 @@ def test_words_by_frequency_are_those_of_a_slow_count(model: CompressiveTransfor
     assert all(words.values()), "each bucket should have some"
 
 
-def test_borders_are_those_of_the_paper_unless_others_are_given(corpus: Corpus) -> None:
+def test_default_borders_are_those_of_the_paper(corpus: Corpus) -> None:
     labels = ByFrequency(corpus).assignment(corpus.validation).labels
     assert labels == ("≥ 10,000", "1,000–9,999", "100–999", "< 100")
     assert ByFrequency(corpus, (5,)).assignment(corpus.validation).labels == ("≥ 5", "< 5")
 
 
 @pytest.mark.parametrize("borders", [(), (1, 2), (2, 2), (5, 0)])
-def test_borders_that_are_none_are_refused(corpus: Corpus, borders: tuple[int, ...]) -> None:
+def test_invalid_borders_are_refused(corpus: Corpus, borders: tuple[int, ...]) -> None:
     with pytest.raises(CompressiveError, match=r"borders \[.*\] must be numbers of occurrences in falling order"):
         ByFrequency(corpus, borders)
 
@@ -146,7 +146,7 @@ def test_borders_that_are_none_are_refused(corpus: Corpus, borders: tuple[int, .
 # --- by position ---
 
 
-def test_tokens_by_position_are_those_of_a_slow_count(model: CompressiveTransformer, corpus: Corpus) -> None:
+def test_tokens_by_position_equal_a_slow_count(model: CompressiveTransformer, corpus: Corpus) -> None:
     found = evaluate(model, corpus.validation, by=[ByPosition(corpus)]).buckets["by_position"]
     longest = max(document.tokens for document in corpus.validation.documents)
     assert [name for name, _ in found[:5]] == ["0", "1", "2–3", "4–7", "8–15"]
@@ -171,7 +171,7 @@ def test_tokens_by_position_are_those_of_a_slow_count(model: CompressiveTransfor
     assert first >= longest
 
 
-def test_there_are_as_many_positions_as_the_longest_document_needs(tmp_path: Path) -> None:
+def test_positions_end_with_the_longest_document(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("xxxxx")
     made = prepare(tmp_path / "text.txt", tmp_path / "data", holdout=0)
     labels = ("0", "1", "2–3", "4–7")
@@ -195,7 +195,7 @@ def test_buckets_sum_to_the_total(model: CompressiveTransformer, corpus: Corpus)
             assert sum(getattr(score, count) for score in scores) == getattr(result.total, count)
 
 
-def test_the_number_of_lanes_does_not_change_the_buckets(model: CompressiveTransformer, corpus: Corpus) -> None:
+def test_lanes_do_not_change_the_buckets(model: CompressiveTransformer, corpus: Corpus) -> None:
     by = [ByPosition(corpus), ByFrequency(corpus, BORDERS)]
     expected = evaluate(model, corpus.validation, by=by, batch_size=1).buckets
     for batch_size in (2, 5):
@@ -207,7 +207,7 @@ def test_the_number_of_lanes_does_not_change_the_buckets(model: CompressiveTrans
                 assert other.nats == pytest.approx(one.nats, rel=1e-6)
 
 
-def test_processes_share_the_documents_and_all_get_all_buckets(
+def test_the_buckets_of_all_processes_add_up(
     model: CompressiveTransformer, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by = [ByPosition(corpus), ByFrequency(corpus, BORDERS)]
@@ -238,7 +238,7 @@ def test_buckets_read_as_text_and_are_json(model: CompressiveTransformer, corpus
     assert "by_frequency" not in evaluate(model, corpus.validation).to_dict()
 
 
-def test_the_beginnings_of_documents_have_buckets_of_their_own(model: CompressiveTransformer, corpus: Corpus) -> None:
+def test_truncated_documents_have_their_buckets(model: CompressiveTransformer, corpus: Corpus) -> None:
     split = truncate_split(corpus.validation, corpus.tokenizer, 40)
     result = evaluate(model, split, by=[ByPosition(corpus), ByFrequency(corpus)])
     for scores in result.buckets.values():
@@ -252,7 +252,7 @@ def test_buckets_of_another_corpus_are_refused(model: CompressiveTransformer, co
         evaluate(model, corpus.validation, by=[ByPosition(other)])
 
 
-def test_a_tokenizer_that_loses_text_has_no_words_by_frequency(corpus: Corpus) -> None:
+def test_words_by_frequency_need_a_lossless_tokenizer(corpus: Corpus) -> None:
     with pytest.raises(CompressiveError, match="need a lossless tokenizer, but the tokenizer of this corpus loses"):
         ByFrequency(replace(corpus, lossless=False))
 
@@ -260,7 +260,7 @@ def test_a_tokenizer_that_loses_text_has_no_words_by_frequency(corpus: Corpus) -
 # --- where tokens and words lie ---
 
 
-def test_pieces_cover_the_text_of_any_tokenizer(books: Path, corpus: Corpus, tmp_path: Path) -> None:
+def test_spans_cover_the_text_of_any_tokenizer(books: Path, corpus: Corpus, tmp_path: Path) -> None:
     unigram = tokenizers.Tokenizer(models.Unigram([(piece, -2.0) for piece in sorted({*ODD, "▁", "▁the", "▁o", "f▁"})]))
     unigram.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     unigram.decoder = decoders.Metaspace(prepend_scheme="never", split=False)
@@ -282,7 +282,7 @@ def test_words_are_those_of_split_for_every_character() -> None:
     assert list(TokenSpans.from_ids(tokenizer, tokenizer.encode(every)).words) == every.split()
 
 
-def test_an_incomplete_character_at_the_end_counts_for_the_last_token() -> None:
+def test_an_incomplete_last_character_counts_for_the_last_token() -> None:
     tokenizer = ByteTokenizer()
     spans = TokenSpans.from_ids(tokenizer, tokenizer.encode("a é")[:-1])
     assert spans.text == "a \N{REPLACEMENT CHARACTER}"

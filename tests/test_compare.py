@@ -61,7 +61,7 @@ def test_the_difference_is_that_of_the_totals() -> None:
 
 
 @pytest.mark.parametrize("documents", [2, 3, 5])
-def test_the_bootstrap_gives_what_an_enumeration_of_all_resamples_gives(documents: int) -> None:
+def test_the_bootstrap_equals_an_enumeration_of_all_resamples(documents: int) -> None:
     first, second = FIRST[:documents], SECOND[:documents]
     found = compare(result(first), result(second), resamples=20_000)
     differences, ratios = enumerated(first, second)
@@ -75,7 +75,7 @@ def test_the_bootstrap_gives_what_an_enumeration_of_all_resamples_gives(document
     assert found.ratio_over_documents == pytest.approx(expected, abs=tolerance)
 
 
-def test_many_equal_documents_give_the_interval_of_a_normal_mean() -> None:
+def test_many_documents_give_the_interval_of_a_normal_mean() -> None:
     gains = np.random.default_rng(1).normal(-1.0, 2.0, size=1500)  # more draws than are made at once
     documents = [{"title": "", "nats": 50.0, "tokens": 1, "bytes": 10, "words": 2} for _ in gains]
     changed = [{**document, "nats": 50.0 + gain} for document, gain in zip(documents, gains, strict=True)]
@@ -114,7 +114,7 @@ def test_one_document_has_a_difference_but_no_interval() -> None:
     assert "resamples" not in str(found)
 
 
-def test_without_words_or_beyond_floating_point_there_is_no_ratio() -> None:
+def test_there_is_no_ratio_without_words_or_beyond_float() -> None:
     tables = result(FIRST), result(SECOND)
     for table in tables:
         table["documents"][0]["words"] = 0
@@ -126,7 +126,7 @@ def test_without_words_or_beyond_floating_point_there_is_no_ratio() -> None:
 # --- several runs a side ---
 
 
-def test_runs_are_averaged_for_documents_and_paired_for_seeds() -> None:
+def test_runs_are_averaged_for_documents_and_paired_by_seed() -> None:
     shifts = [0.0, 3.0, -1.5]
     first = [[nats + 5 * shift for nats in FIRST] for shift in shifts]
     second = [[nats + 6 * shift for nats in SECOND] for shift in shifts]
@@ -182,7 +182,7 @@ def test_a_comparison_reads_as_text_and_is_json() -> None:
     assert table["difference"] == found.difference
 
 
-def test_what_evaluate_gives_can_be_compared(corpus: Corpus) -> None:
+def test_results_of_evaluate_can_be_compared(corpus: Corpus) -> None:
     results = [evaluate(tiny_model(seed=seed), corpus.test) for seed in range(2)]
     found = compare(*(json.loads(json.dumps(result.to_dict())) for result in results))
     assert found.difference == pytest.approx(results[1].total.bits_per_byte - results[0].total.bits_per_byte)

@@ -65,7 +65,7 @@ def counted_by_hand(config: ModelConfig, layer: int) -> tuple[int, int, int]:
 
 
 @each_variant
-def test_multiply_adds_are_those_counted_by_hand(fields: dict[str, Any]) -> None:
+def test_multiply_adds_equal_a_count_by_hand(fields: dict[str, Any]) -> None:
     config = small_config(**fields)
     description = describe(config)
     for layer, cost in enumerate(description.layers):
@@ -121,7 +121,7 @@ def test_a_total_is_a_sum_and_of_widths_the_mean() -> None:
     assert description.outside == Cost(parameters=11 * 8 + 2 * 8, multiply_adds=11 * 8)
 
 
-def test_equal_layers_share_a_row_of_the_text_and_none_is_left_out() -> None:
+def test_equal_layers_share_a_row() -> None:
     text = str(describe(small_config(n_layers=12, memory_length=(5,) * 9 + (0, 5, 5))))
     rows = [line.split() for line in text.splitlines()]
     assert [row[:2] for row in rows[4:7]] == [["0-8", "5"], ["9", "0"], ["10-11", "5"]]

@@ -45,9 +45,7 @@ def learnt_from(model: CompressiveTransformer, corpus: Corpus, number: int, rate
     return total
 
 
-def test_it_is_an_explicit_loop_of_scoring_and_then_one_step_of_descent(
-    model: CompressiveTransformer, corpus: Corpus
-) -> None:
+def test_it_equals_a_loop_of_scoring_and_one_step_of_descent(model: CompressiveTransformer, corpus: Corpus) -> None:
     plain = evaluate(model, corpus.test, batch_size=1)
     found = dynamic_evaluate(model, corpus.test, learning_rate=RATE)
     for number, ((title, score), (_, before)) in enumerate(zip(found.documents, plain.documents, strict=True)):
@@ -58,7 +56,7 @@ def test_it_is_an_explicit_loop_of_scoring_and_then_one_step_of_descent(
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_without_a_learning_rate_it_is_plain_evaluation_to_the_bit(corpus: Corpus, precision: torch.dtype) -> None:
+def test_learning_rate_zero_is_evaluation_to_the_bit(corpus: Corpus, precision: torch.dtype) -> None:
     plain = tiny_model(dropout=0.5).to(precision)
     found, expected = dynamic_evaluate(plain, corpus.test, learning_rate=0), evaluate(plain, corpus.test, batch_size=1)
     assert found.total == expected.total
@@ -66,7 +64,7 @@ def test_without_a_learning_rate_it_is_plain_evaluation_to_the_bit(corpus: Corpu
     assert {name for name in found.conditions if found.conditions[name] != expected.conditions.get(name)} == {"dynamic"}
 
 
-def test_learning_from_a_text_that_repeats_itself_helps(corpus: Corpus) -> None:
+def test_learning_from_repetition_helps(corpus: Corpus) -> None:
     plain = tiny_model()
     found = dynamic_evaluate(plain, corpus.validation, learning_rate=0.5, by=[ByPosition(corpus)])
     expected = evaluate(plain, corpus.validation, batch_size=1, by=[ByPosition(corpus)])
@@ -75,7 +73,7 @@ def test_learning_from_a_text_that_repeats_itself_helps(corpus: Corpus) -> None:
     assert [one == other for one, other in pairs[:5]] == [True] * 4 + [False]  # the first segment, and the second
 
 
-def test_documents_are_scored_alike_in_any_order_and_alone(model: CompressiveTransformer, corpus: Corpus) -> None:
+def test_the_order_of_documents_does_not_matter(model: CompressiveTransformer, corpus: Corpus) -> None:
     split = corpus.test
     found = dynamic_evaluate(model, split, learning_rate=RATE)
     backwards = dynamic_evaluate(model, replace(split, documents=split.documents[::-1]), learning_rate=RATE)
@@ -91,7 +89,7 @@ def test_buckets_sum_to_the_total(model: CompressiveTransformer, corpus: Corpus)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_left_as_it_came(model: CompressiveTransformer, corpus: Corpus, training: bool) -> None:
+def test_the_model_does_not_change(model: CompressiveTransformer, corpus: Corpus, training: bool) -> None:
     split = truncate_split(corpus.test, corpus.tokenizer, 30)
     model.train(training)
     before = copy.deepcopy(model.state_dict())
@@ -103,7 +101,7 @@ def test_the_model_is_left_as_it_came(model: CompressiveTransformer, corpus: Cor
     assert found == dynamic_evaluate(model, split, learning_rate=RATE)
 
 
-def test_the_compression_functions_stay_as_they_were_trained(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_functions_do_not_learn(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, copies = tiny_model(), []
     monkeypatch.setattr(copy, "deepcopy", lambda model: copies.append(tiny_model()) or copies[0])
     dynamic_evaluate(plain, corpus.test, learning_rate=RATE)
@@ -111,7 +109,7 @@ def test_the_compression_functions_stay_as_they_were_trained(corpus: Corpus, mon
         assert torch.equal(before, after) == (".compression." in name), name
 
 
-def test_the_result_says_how_it_was_learnt(model: CompressiveTransformer, corpus: Corpus) -> None:
+def test_the_result_names_the_learning_rate(model: CompressiveTransformer, corpus: Corpus) -> None:
     split = truncate_split(corpus.test, corpus.tokenizer, 20)
     found = dynamic_evaluate(model, split, learning_rate=RATE)
     assert found.conditions["dynamic"]["learning_rate"] == RATE
@@ -120,7 +118,7 @@ def test_the_result_says_how_it_was_learnt(model: CompressiveTransformer, corpus
 
 
 @pytest.mark.parametrize("rate", [-1e-9, math.inf, math.nan])
-def test_learning_rates_that_are_none_are_refused(model: CompressiveTransformer, corpus: Corpus, rate: float) -> None:
+def test_invalid_learning_rates_are_refused(model: CompressiveTransformer, corpus: Corpus, rate: float) -> None:
     with pytest.raises(CompressiveError, match=r"learning_rate \(.*\) must be 0 or more, and finite"):
         dynamic_evaluate(model, corpus.test, learning_rate=rate)
 

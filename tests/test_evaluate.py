@@ -46,7 +46,7 @@ def score(**counts: float) -> Score:
 # --- the nats ---
 
 
-def test_nats_are_those_of_each_token_read_one_by_one_from_the_beginning(
+def test_nats_are_those_of_reading_token_by_token(
     model: CompressiveTransformer, corpus: Corpus, scored: Evaluation
 ) -> None:
     for number, (title, found) in enumerate(scored.documents):
@@ -61,9 +61,8 @@ def test_nats_are_those_of_each_token_read_one_by_one_from_the_beginning(
     assert scored.total.nats == pytest.approx(sum(found.nats for _, found in scored.documents), rel=1e-12)
 
 
-@pytest.mark.parametrize("batch_size", [2, 3, 8])
-@pytest.mark.parametrize("name", ["validation", "train"])
-def test_the_number_of_lanes_does_not_change_the_score(
+@pytest.mark.parametrize(("batch_size", "name"), [(2, "train"), (3, "validation"), (8, "train")])
+def test_lanes_do_not_change_the_score(
     model: CompressiveTransformer, corpus: Corpus, batch_size: int, name: str
 ) -> None:
     split = truncate_split(corpus.split(name), corpus.tokenizer, 300)
@@ -75,7 +74,7 @@ def test_the_number_of_lanes_does_not_change_the_score(
     assert found.total.nats == pytest.approx(expected.total.nats, rel=1e-6)
 
 
-def test_the_number_of_lanes_does_not_change_the_score_with_rotary_positions(corpus: Corpus) -> None:
+def test_lanes_do_not_change_the_score_with_rotary_positions(corpus: Corpus) -> None:
     rotary = small_model(**{"vocab_size": 257, **MODEL, "position": "rotary"}).eval()
     one, three = (evaluate(rotary, corpus.test, batch_size=batch_size).documents for batch_size in (1, 3))
     assert [found.nats for _, found in three] == pytest.approx([found.nats for _, found in one], rel=1e-6)
@@ -89,16 +88,12 @@ def test_every_token_is_scored_once(model: CompressiveTransformer, corpus: Corpu
     assert sum(told) == scored.total.tokens == sum(counts)
 
 
-def test_a_document_does_not_change_the_score_of_another(
-    model: CompressiveTransformer, corpus: Corpus, scored: Evaluation
-) -> None:
+def test_documents_are_scored_independently(model: CompressiveTransformer, corpus: Corpus, scored: Evaluation) -> None:
     last = replace(corpus.test, documents=corpus.test.documents[1:])
     assert evaluate(model, last, batch_size=1).total.nats == pytest.approx(scored.documents[1][1].nats, rel=1e-9)
 
 
-def test_a_model_that_knows_nothing_needs_the_logarithm_of_its_vocabulary(
-    model: CompressiveTransformer, corpus: Corpus
-) -> None:
+def test_a_uniform_model_needs_log_vocab_size_nats_per_token(model: CompressiveTransformer, corpus: Corpus) -> None:
     even = small_model(model.config)
     torch.nn.init.zeros_(even.embedding.weight)
     total = evaluate(even, corpus.test).total
@@ -109,7 +104,7 @@ def test_a_model_that_knows_nothing_needs_the_logarithm_of_its_vocabulary(
 # --- what is made of them ---
 
 
-def test_measures_are_what_their_formulas_say() -> None:
+def test_measures_follow_their_formulas() -> None:
     found = score()
     assert found.word_perplexity == pytest.approx(math.exp(10))
     assert found.bits_per_byte == pytest.approx(100 / math.log(2) / 50)
@@ -121,7 +116,7 @@ def test_measures_are_what_their_formulas_say() -> None:
 
 
 @pytest.mark.parametrize("counts", [{"nats": 1e6}, {"words": 0}])
-def test_a_perplexity_beyond_numbers_is_infinite_and_null_in_json(counts: dict[str, float]) -> None:
+def test_an_infinite_perplexity_is_null_in_json(counts: dict[str, float]) -> None:
     found = score(**counts)
     assert found.word_perplexity == math.inf
     assert found.to_dict()["word_perplexity"] is None
@@ -130,13 +125,13 @@ def test_a_perplexity_beyond_numbers_is_infinite_and_null_in_json(counts: dict[s
 
 
 @pytest.mark.parametrize(("count", "measure"), [("tokens", "nats_per_token"), ("bytes", "bits_per_byte")])
-def test_without_anything_to_divide_by_there_is_no_measure(count: str, measure: str) -> None:
+def test_division_by_zero_is_nan_and_null_in_json(count: str, measure: str) -> None:
     nothing = score(**{count: 0})
     assert math.isnan(getattr(nothing, measure))
     assert nothing.to_dict()[measure] is None
 
 
-def test_a_total_is_made_of_sums_not_of_means(scored: Evaluation, corpus: Corpus) -> None:
+def test_a_total_is_computed_from_sums_not_means(scored: Evaluation, corpus: Corpus) -> None:
     documents = corpus.test.documents
     assert scored.total.words == sum(document.words for document in documents)
     assert scored.total.bytes == sum(document.bytes for document in documents)
@@ -144,7 +139,7 @@ def test_a_total_is_made_of_sums_not_of_means(scored: Evaluation, corpus: Corpus
     assert scored.total.bits_per_byte == pytest.approx(bits)
 
 
-def test_the_table_is_json_with_all_that_is_needed_to_do_it_again(
+def test_the_table_is_json_with_all_conditions(
     scored: Evaluation, corpus: Corpus, model: CompressiveTransformer
 ) -> None:
     table = json.loads(json.dumps(scored.to_dict(), allow_nan=False))
@@ -182,7 +177,7 @@ def test_a_sweep_is_an_evaluation_with_each_memory_length(model: CompressiveTran
     assert sweep(model, split) == [evaluate(model, split)]
 
 
-def test_a_sweep_that_cannot_end_does_not_begin(corpus: Corpus) -> None:
+def test_a_sweep_with_an_invalid_length_reads_nothing(corpus: Corpus) -> None:
     told: list[int] = []
     plain = small_model(**{"vocab_size": 257, **MODEL, "compressed_length": 0})
     with pytest.raises(CompressiveError, match="needs parameters that this model was built without"):
@@ -205,7 +200,7 @@ def test_a_score_reads_as_text(scored: Evaluation) -> None:
 # --- beginnings of documents ---
 
 
-def test_beginnings_are_cut_and_counted_anew(corpus: Corpus) -> None:
+def test_truncated_documents_have_the_counts_of_their_text(corpus: Corpus) -> None:
     split = truncate_split(corpus.train, corpus.tokenizer, 1500)  # 500 of each, but one has fewer
     assert [document.tokens for document in split.documents] == [500, 387, 500]
     for number, document in enumerate(split.documents):
@@ -229,12 +224,12 @@ def test_a_result_says_which_weights_were_scored(model: CompressiveTransformer, 
     assert {name for name in expected if found[name] != expected[name]} == {"weights_sha256"}
 
 
-def test_few_tokens_are_taken_from_few_documents_spread_over_the_split(corpus: Corpus) -> None:
+def test_few_tokens_come_from_few_documents(corpus: Corpus) -> None:
     split = truncate_split(corpus.test, corpus.tokenizer, 39)
     assert [(document.title, document.tokens) for document in split.documents] == [(corpus.test.documents[0].title, 39)]
 
 
-def test_a_beginning_never_ends_within_a_character(tmp_path: Path) -> None:
+def test_truncation_keeps_characters_whole(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("aé猫👧" * 9, encoding="utf-8")
     split = prepare(tmp_path / "text.txt", tmp_path / "data", holdout=0).train
     for tokens in range(4, 20):
@@ -243,11 +238,11 @@ def test_a_beginning_never_ends_within_a_character(tmp_path: Path) -> None:
         assert "\N{REPLACEMENT CHARACTER}" not in ByteTokenizer().decode(split.read(0, 0, cut.tokens))
 
 
-def test_beginnings_longer_than_all_documents_are_all_of_them(corpus: Corpus) -> None:
+def test_truncation_to_more_tokens_changes_nothing(corpus: Corpus) -> None:
     assert truncate_split(corpus.test, corpus.tokenizer, 10**9) == corpus.test
 
 
-def test_a_beginning_is_scored_as_it_is_within_its_document(model: CompressiveTransformer, corpus: Corpus) -> None:
+def test_a_truncated_document_is_scored_as_in_the_whole(model: CompressiveTransformer, corpus: Corpus) -> None:
     short = evaluate(model, truncate_split(corpus.test, corpus.tokenizer, 60))
     assert short.total.tokens == 60
     with torch.no_grad():
@@ -258,7 +253,7 @@ def test_a_beginning_is_scored_as_it_is_within_its_document(model: CompressiveTr
             assert found.nats == pytest.approx(float(nats), rel=1e-6)
 
 
-def test_a_beginning_of_nothing_is_refused(corpus: Corpus) -> None:
+def test_truncation_to_no_tokens_is_refused(corpus: Corpus) -> None:
     with pytest.raises(CompressiveError, match=r"tokens \(0\) must be 1 or more"):
         truncate_split(corpus.test, corpus.tokenizer, 0)
 
@@ -267,9 +262,7 @@ def test_a_beginning_of_nothing_is_refused(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_model_is_left_in_the_mode_in_which_it_came(
-    model: CompressiveTransformer, corpus: Corpus, training: bool
-) -> None:
+def test_the_mode_of_the_model_is_restored(model: CompressiveTransformer, corpus: Corpus, training: bool) -> None:
     other = small_model(replace(model.config, dropout=0.5)).train(training)
     split = truncate_split(corpus.test, corpus.tokenizer, 40)
     first = evaluate(other, split)
@@ -300,7 +293,7 @@ def test_fewer_lanes_than_processes_are_refused(model: CompressiveTransformer, c
         evaluate(model, corpus.test, batch_size=0)
 
 
-def test_processes_share_the_lanes_and_their_sum_is_the_score(
+def test_the_scores_of_all_processes_add_up(
     model: CompressiveTransformer, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split: Split = truncate_split(corpus.train, corpus.tokenizer, 300)

@@ -30,9 +30,7 @@ def asked(*arguments: Any) -> Any:
     return SimpleNamespace(args=arguments)
 
 
-def test_the_task_of_a_folder_of_books_gives_what_evaluate_gives(
-    finished: Path, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_the_task_pg19_equals_evaluate(finished: Path, corpus: Corpus, tmp_path: Path) -> None:
     books = write_books(tmp_path / "books")
     manager = TaskManager(include_path=str(TASKS), include_defaults=False, metadata={"folder": str(books)})
     results = lm_eval.simple_evaluate(
@@ -66,14 +64,14 @@ def test_a_continuation_is_scored_after_its_context_in_any_batch(batch_size: int
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_texts_of_any_lengths_are_scored_as_a_stream_does(batch_size: int, finished: Path) -> None:
+def test_texts_of_any_length_are_scored_as_by_a_stream(batch_size: int, finished: Path) -> None:
     language_model, run = CompressiveLM(str(finished), batch_size=batch_size, device="cpu"), load(finished)
     texts = ["A ship", "The sea was calm and blue. " * 4, "e", "", "It was a long way to the shore."]
     scores = language_model.loglikelihood_rolling([asked(text) for text in texts])
     assert scores == pytest.approx([-float(Stream(*run).score(text).sum()) for text in texts], abs=1e-4)
 
 
-def test_text_ends_before_the_first_of_the_texts_that_end_it(finished: Path) -> None:
+def test_text_ends_before_the_first_stop_text(finished: Path) -> None:
     language_model, stream = CompressiveLM(str(finished), device="cpu"), Stream(*load(finished))
     stream.read("A ship")
     whole = stream.write(20, temperature=0)
@@ -86,7 +84,7 @@ def test_text_ends_before_the_first_of_the_texts_that_end_it(finished: Path) -> 
         language_model.generate_until([asked("A ship", {"beams": 3})])
 
 
-def test_the_harness_keeps_its_own_models_and_missing_books_are_named(tmp_path: Path) -> None:
+def test_other_models_stay_registered_and_missing_books_are_named(tmp_path: Path) -> None:
     assert get_model("dummy").__name__ == "DummyLM"
     assert get_model("compressive") is CompressiveLM
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)

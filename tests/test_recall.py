@@ -263,14 +263,14 @@ def test_an_answer_is_in_the_slot_that_stands_for_its_token(fields: dict[str, An
             assert reach_of(config, Answer(place, place + 1, distance)) == nearest
 
 
-def test_a_corpus_without_answers_and_one_of_other_tokens_are_refused(corpus: Corpus, data: Corpus) -> None:
+def test_a_corpus_without_answers_or_of_other_tokens_is_refused(corpus: Corpus, data: Corpus) -> None:
     with pytest.raises(CompressiveError, match="split test has no answers: distant recall needs a corpus made"):
         recall_accuracy(tiny_model(), corpus.test)
     with pytest.raises(CompressiveError, match="the corpus has 257 token ids, the model 300"):
         recall_accuracy(tiny_model(vocab_size=300), data.test)
 
 
-def test_a_bucket_without_answers_has_no_accuracy() -> None:
+def test_a_group_without_answers_has_no_accuracy() -> None:
     assert AnswerGroup("none", 0, 0).to_dict() == {"label": "none", "answers": 0, "right": 0, "accuracy": None}
 
 

@@ -53,7 +53,7 @@ class Measured(reference.Lane):
 
 
 @pytest.mark.parametrize("fields", [{}, {"compression": "most-used", "compressed_length": (0, 4)}], ids=str)
-def test_the_error_is_that_of_the_reference_over_all_commits(corpus: Corpus, fields: dict[str, Any]) -> None:
+def test_the_error_equals_the_reference(corpus: Corpus, fields: dict[str, Any]) -> None:
     model, split = altered_model(**fields), beginnings_of(corpus.test, 60)
     squares = torch.zeros(2, 3).double()
     for number in range(len(split.documents)):
@@ -84,7 +84,7 @@ def test_every_function_is_measured_whatever_trains_it(corpus: Corpus, compressi
     assert all(error == pytest.approx(found[0]) for error in found)
 
 
-def test_the_result_does_not_depend_on_the_batch_and_nothing_stays_behind(corpus: Corpus) -> None:
+def test_the_batch_does_not_matter_and_hooks_are_removed(corpus: Corpus) -> None:
     model = altered_model()
     alone, together = (
         measure_reconstruction(model.train(), corpus.validation, batch_size=batch_size) for batch_size in (1, 5)
