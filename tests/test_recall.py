@@ -349,27 +349,19 @@ def test_the_command_prints_the_accuracy_of_a_run(
     data: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_run(data, tmp_path / "run", model=MODEL, steps=1, warmup_steps=1, validate_every=0, sample_every=0)
-    arguments = [
-        "compressive",
-        "recall",
-        str(tmp_path / "run"),
-        str(data.path),
-        "--split",
-        "test",
-        "--batch-size",
-        "64",
-    ]
+    options = ["--split", "validation", "--batch-size", "32"]
+    arguments = ["compressive", "recall", str(tmp_path / "run"), str(data.path), *options]
     monkeypatch.setattr(sys, "argv", arguments)
     main()
     shown = capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", [*arguments, "--json"])
     main()
     table = json.loads(capsys.readouterr().out)
-    assert shown.splitlines()[0] == f"test: {table['answers']:,} answers in 64 documents"
+    assert shown.splitlines()[0] == f"validation: {table['answers']:,} answers in 32 documents"
     assert shown.splitlines()[1] == f"accuracy          {table['accuracy']:.4f}   (chance 0.0312)"
     for bucket in (*table["by_reach"], *table["by_distance"]):
         assert f"{bucket['label']:<28}{bucket['answers']:>10,}{bucket['accuracy']:>10.4f}\n" in shown
-    assert len(table["documents"]) == 64
+    assert len(table["documents"]) == 32
 
 
 PLAN: dict[str, Any] = {
