@@ -17,7 +17,7 @@ import uvicorn
 from compressive_transformer.apps.serve import Engine, Limits
 from compressive_transformer.apps.serve.app import create_app
 from compressive_transformer.apps.serve.middleware import LOOPBACK
-from compressive_transformer.apps.serve.running import bind
+from compressive_transformer.apps.serve.server import bind
 from compressive_transformer.data.tokenizers import ByteTokenizer
 from compressive_transformer.model import CompressiveTransformer
 
@@ -34,12 +34,12 @@ class Served:
         return self.client.post(path, json=content, **options)
 
     def new(self) -> str:
-        """The id of a new session."""
+        """Return the id of a new session."""
         id: str = self.post("/sessions").raise_for_status().json()["id"]
         return id
 
     def events(self, path: str, content: Any) -> list[tuple[str, Any]]:
-        """Kind and content of each server-sent event of an answer."""
+        """Return name and data of each server-sent event of a response."""
         answer = self.post(path, content).raise_for_status()
         assert answer.headers["content-type"].startswith("text/event-stream")
         return events_of(answer.text)
@@ -59,16 +59,16 @@ def served(
     model: CompressiveTransformer, *, folder: Path | None = None, token: str | None = None, port: int = 0, **limits: Any
 ) -> Iterator[Served]:
     engine = Engine(model, ByteTokenizer(), Limits(**limits), folder)
-    listening = bind("127.0.0.1", port)
+    listener = bind("127.0.0.1", port)
     config = uvicorn.Config(
         create_app(engine, "tiny", token=token, hosts=(*LOOPBACK, "example.com")), log_level="error"
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listening],))
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
@@ -76,4 +76,4 @@ def served(
     finally:
         server.should_exit = True
         thread.join()
-        listening.close()
+        listener.close()

@@ -67,7 +67,7 @@ def session_of(page: Any) -> str:
     return id
 
 
-def test_what_is_pasted_is_read_and_shown_slot_by_slot_as_the_model_has_it(page: Any) -> None:
+def test_pasted_text_is_read_and_shown_slot_by_slot(page: Any) -> None:
     with served(tiny_model(seed=1)) as server:
         page.goto(server.url)
         playwright.expect(page.locator("#model")).to_have_text("tiny")
@@ -76,7 +76,7 @@ def test_what_is_pasted_is_read_and_shown_slot_by_slot_as_the_model_has_it(page:
         assert page.locator("#text").text_content() == text  # markup is text like any other
         assert page.locator("#text img, #text script").count() == 0
         page.get_by_label("Layer").select_option(label="2")
-        playwright.expect(page.locator("#slot-title")).to_have_text("No slot is chosen")
+        playwright.expect(page.locator("#slot-title")).to_have_text("No slot selected")
         slots = slots_of(server.engine.model, ByteTokenizer(), server.engine.state(session_of(page)), 1)
         for tier, name in (("compressed", "Compressed memory"), ("recent", "Recent memory")):
             cells = page.get_by_role("listbox", name=name).get_by_role("option")
@@ -107,7 +107,7 @@ def test_what_is_pasted_is_read_and_shown_slot_by_slot_as_the_model_has_it(page:
         assert unnamed == []
 
 
-def test_a_book_is_read_from_a_file_and_the_model_writes_on(page: Any, tmp_path: Path) -> None:
+def test_a_book_is_read_from_a_file_and_continued(page: Any, tmp_path: Path) -> None:
     text = BOOK[1000:2000]
     (tmp_path / "book.txt").write_bytes(text.replace("\n", "\r\n").encode())
     (tmp_path / "other.txt").write_bytes(b"\xff\xfe no text")
@@ -121,48 +121,48 @@ def test_a_book_is_read_from_a_file_and_the_model_writes_on(page: Any, tmp_path:
         page.get_by_label("Open a book").set_input_files(tmp_path / "other.txt")
         says(page, "This file is not UTF-8 text; convert it first.")
         page.get_by_label("Tokens", exact=True).fill("30")
-        page.get_by_role("button", name="Write").click()
+        page.get_by_role("button", name="Generate").click()
         says(page, f"Done. {len(text.encode()) + 30:,} tokens are in this session.")
         assert page.locator("#text .written").count() > 0
         page.get_by_label("Tokens", exact=True).fill("4096")
-        page.get_by_role("button", name="Write").click()
-        says(page, "Writing")
+        page.get_by_role("button", name="Generate").click()
+        says(page, "Generating")
         page.get_by_role("button", name="Stop").click()
         says(page, "Stopped.")
         assert server.engine.state(session_of(page)).seen < 4096
         page.get_by_label("Tokens", exact=True).fill("0")
-        page.get_by_role("button", name="Write").click()
+        page.get_by_role("button", name="Generate").click()
         says(page, "tokens (0) must be 1 to 4096")
-        page.get_by_role("button", name="Begin anew").click()
-        says(page, "A new document begins with the next text.")
+        page.get_by_role("button", name="New document").click()
+        says(page, "The next text starts a new document.")
         assert len(server.engine.sessions) == 0
         assert page.locator("#text").text_content() == ""
 
 
-def test_a_session_goes_on_after_the_server_was_started_again(page: Any, tmp_path: Path) -> None:
+def test_a_session_resumes_after_a_restart_of_the_server(page: Any, tmp_path: Path) -> None:
     with served(tiny_model(seed=1), folder=tmp_path) as server:
         page.goto(server.url)
         read(page, "Call me Ishmael.", 16)
     page.get_by_label("Text to read").fill("Some years ago")
     page.get_by_role("button", name="Read the text").click()
-    says(page, "The server cannot be reached.")
+    says(page, "The server is not reachable.")
     port = int(server.url.rpartition(":")[2])
     with served(tiny_model(seed=1), folder=tmp_path, port=port) as server:
         page.get_by_role("button", name="Read the text").click()  # the text is still there
         says(page, "The text was read. 30 tokens are in this session.")
         page.reload()
-        says(page, "This session goes on where it was.")
+        says(page, "The session was resumed.")
         playwright.expect(page.locator("#slots-recent .filled")).to_have_count(9)
     with served(tiny_model(seed=1), port=port) as server:  # one that knows no session
-        page.get_by_role("button", name="Write").click()
-        says(page, "The server does not know this session any more")
-        read(page, "Anew.", 5)
+        page.get_by_role("button", name="Generate").click()
+        says(page, "The session no longer exists on the server")
+        read(page, "Once.", 5)
 
 
-def test_a_server_with_a_token_asks_for_it(page: Any) -> None:
+def test_the_page_asks_for_the_token(page: Any) -> None:
     with served(tiny_model(seed=1), token=TOKEN) as server:
         page.goto(server.url)
-        says(page, "This server needs its token.")
+        says(page, "This server requires a token.")
         page.get_by_label("Token of this server").fill(TOKEN)
         page.get_by_role("button", name="Use it").click()
         playwright.expect(page.locator("#model")).to_have_text("tiny")

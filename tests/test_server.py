@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -23,12 +24,15 @@ pytest.importorskip("httpx", reason="the tests of the server ask it with httpx, 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from compressive_transformer.apps.serve.running import bind
+from compressive_transformer.apps.serve import Engine
+from compressive_transformer.apps.serve.requests import Completion, Generate
+from compressive_transformer.apps.serve.server import bind
+from compressive_transformer.apps.serve.server import serve as serve_engine
 from compressive_transformer.checkpoint import save
 from compressive_transformer.cli.serve import serve
 from compressive_transformer.data.tokenizers import ByteTokenizer
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.generate.stream import Stream
+from compressive_transformer.generate import Sampling, Stream
 from runs import tiny_model
 from serving import Served, events_of, served
 
@@ -50,7 +54,7 @@ def stream() -> Stream:
 # --- sessions ---
 
 
-def test_a_session_gives_what_a_stream_gives(server: Served) -> None:
+def test_a_session_equals_a_stream(server: Served) -> None:
     id, alone = server.new(), stream()
     for text in (BOOK[:50], "", "Zwölf 👩‍👧 <b>", BOOK[50:90]):
         answer = server.post(f"/sessions/{id}/append", {"text": text, "pieces": True}).raise_for_status().json()
@@ -70,7 +74,7 @@ def test_a_session_gives_what_a_stream_gives(server: Served) -> None:
     assert server.client.get(f"/sessions/{id}").json() == {"id": id, "tokens": int(alone.memory.seen) - 1}
 
 
-def test_an_answer_that_is_not_streamed_is_the_whole_text(server: Served) -> None:
+def test_a_response_that_is_not_streamed_is_the_whole_text(server: Served) -> None:
     id = server.new()
     fork = server.post(f"/sessions/{id}/fork").json()["id"]
     asked = {"tokens": 40, "seed": 3}
@@ -81,6 +85,17 @@ def test_an_answer_that_is_not_streamed_is_the_whole_text(server: Served) -> Non
     stop = whole["text"][10:12]
     again = server.post(f"/sessions/{server.new()}/generate", {**asked, "stop": stop, "stream": False}).json()
     assert (again["text"], again["reason"]) == (whole["text"][: whole["text"].index(stop)], "stop")
+
+
+def test_all_options_of_sampling_are_fields_of_requests(server: Served) -> None:
+    names = {field.name for field in dataclasses.fields(Sampling)}
+    for request in (Generate, Completion):
+        assert names <= {field.name for field in dataclasses.fields(request)}
+    greedy = {"top_k": 1, "seed": 1, "max_tokens": 20}
+    answer = server.post("/v1/completions", {"model": "tiny", "prompt": "Call", "n": None, "stop": None, **greedy})
+    alone = stream()
+    alone.read("Call")
+    assert answer.json()["choices"][0]["text"] == alone.write(20, temperature=0)
 
 
 def test_sessions_are_forked_saved_restored_and_deleted(server: Served) -> None:
@@ -105,15 +120,15 @@ def test_many_clients_at_once_get_what_each_gets_alone(server: Served) -> None:
         asked = {"tokens": 10, "seed": number, "stream": False}
         return bits, server.post(f"/sessions/{id}/generate", asked).raise_for_status().json()["text"]
 
-    with ThreadPoolExecutor(16) as threads:
-        together = list(threads.map(ask, range(16)))
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(ask, range(8)))
     for number, (bits, text) in enumerate(together):
         alone = stream()
         assert bits == pytest.approx(float(alone.score(BOOK[number * 20 : number * 20 + 30]).sum()) / math.log(2))
         assert text == alone.write(10, seed=number)
 
 
-def test_the_memory_of_a_session_is_shown_slot_by_slot(server: Served) -> None:
+def test_the_memory_of_a_session_is_listed_slot_by_slot(server: Served) -> None:
     id = server.new()
     text = "<b onload=x>" + BOOK[:10]
     server.post(f"/sessions/{id}/append", {"text": text})
@@ -125,7 +140,7 @@ def test_the_memory_of_a_session_is_shown_slot_by_slot(server: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_when_a_client_goes_what_is_written_for_it_ends(server: Served, stream: bool) -> None:
+def test_generation_ends_when_the_client_disconnects(server: Served, stream: bool) -> None:
     id, before = server.new(), server.engine.worker.tokens_written
     asked = {"tokens": 4096, "stream": stream}
     if stream:
@@ -144,7 +159,7 @@ def test_when_a_client_goes_what_is_written_for_it_ends(server: Served, stream: 
 # --- limits and errors ---
 
 
-def test_what_cannot_be_done_is_said_in_one_form(server: Served) -> None:
+def test_errors_have_one_format(server: Served) -> None:
     id = server.new()
     asked = [
         ("GET", "/nothing", None, 404, "not_found"),
@@ -161,6 +176,9 @@ def test_what_cannot_be_done_is_said_in_one_form(server: Served) -> None:
         ("POST", f"/sessions/{id}/generate", {"tokens": 5000}, 422, "too_many_tokens"),
         ("POST", f"/sessions/{id}/generate", {"temperature": -1}, 422, "invalid"),
         ("POST", f"/sessions/{id}/generate", {"stop": ["a"] * 5}, 422, "invalid"),
+        ("POST", f"/sessions/{id}/generate", {"top_q": 1}, 422, "invalid"),
+        ("POST", "/v1/completions", {"prompt": "a"}, 422, "invalid"),
+        ("POST", "/v1/completions", {"model": "tiny", "seed": -1}, 400, "invalid"),
         ("POST", f"/sessions/{id}/generate", {"stop": ""}, 422, "invalid"),
     ]
     for method, path, content, status, code in asked:
@@ -170,7 +188,7 @@ def test_what_cannot_be_done_is_said_in_one_form(server: Served) -> None:
     assert server.client.get(f"/sessions/{id}").json()["tokens"] == 0
 
 
-def test_an_error_names_what_was_wrong(server: Served) -> None:
+def test_an_error_names_the_field(server: Served) -> None:
     path = f"/sessions/{server.new()}/"
     error = server.post(path + "append", {"text": "a", "more": 1}).json()["error"]
     assert (error["param"], error["message"]) == ("more", "more: Extra inputs are not permitted")
@@ -193,7 +211,7 @@ def test_a_body_without_a_length_is_limited_too(server: Served) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
-def test_a_full_queue_and_a_busy_session_are_refused_for_a_while() -> None:
+def test_a_full_queue_and_a_busy_session_refuse_until_they_are_free() -> None:
     with served(tiny_model(), queue=1) as server:
         id, other = server.new(), server.new()
         with server.client.stream("POST", f"/sessions/{id}/generate", json={"tokens": 4096}) as answer:
@@ -209,10 +227,10 @@ def test_a_full_queue_and_a_busy_session_are_refused_for_a_while() -> None:
         assert server.post(f"/sessions/{other}/append", {"text": "a"}).status_code == 200
 
 
-# --- who may ask ---
+# --- access ---
 
 
-def test_a_token_is_asked_for_by_all_but_the_page_and_health() -> None:
+def test_only_the_page_and_health_need_no_token() -> None:
     with served(tiny_model(), token=TOKEN) as server:
         assert server.client.get("/v1/models").status_code == 200
         for path in ("/v1/models", "/metrics", "/sessions/x", "/nothing"):
@@ -224,7 +242,7 @@ def test_a_token_is_asked_for_by_all_but_the_page_and_health() -> None:
         assert httpx.get(server.url + "/").status_code == 200
 
 
-def test_pages_from_elsewhere_and_names_that_are_not_its_own_are_refused(server: Served) -> None:
+def test_other_origins_and_host_names_are_refused(server: Served) -> None:
     port = server.url.rpartition(":")[2]
     for headers in (
         {"Host": f"evil.example:{port}"},
@@ -237,6 +255,7 @@ def test_pages_from_elsewhere_and_names_that_are_not_its_own_are_refused(server:
     ):
         answer = server.client.post("/sessions", headers=headers)
         assert answer.status_code == 403, headers
+        assert answer.json()["error"]["message"].startswith(f"{next(iter(headers))} header not allowed: ")
         assert "access-control-allow-origin" not in answer.headers
     proxied = {"Host": "example.com", "Origin": "https://example.com"}
     for headers in ({"Host": f"localhost:{port}"}, {"Host": f"[::1]:{port}"}, {"Origin": server.url}, proxied):
@@ -247,7 +266,7 @@ def test_pages_from_elsewhere_and_names_that_are_not_its_own_are_refused(server:
     assert (form.status_code, form.json()["error"]["code"]) == (415, "not_json")
 
 
-def test_answers_say_that_browsers_may_do_nothing_with_them(server: Served) -> None:
+def test_responses_have_security_headers(server: Served) -> None:
     for path in ("/health", "/sessions/x", "/v1/models"):
         headers = server.client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
@@ -257,10 +276,10 @@ def test_answers_say_that_browsers_may_do_nothing_with_them(server: Served) -> N
         assert server.client.get(path).status_code == 404
 
 
-# --- what other programs expect ---
+# --- other programs ---
 
 
-def test_the_client_of_openai_completes_and_streams(server: Served) -> None:
+def test_the_openai_client_completes_and_streams(server: Served) -> None:
     openai = pytest.importorskip("openai", reason="the real client is in the extra `dev`")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["tiny"]
@@ -283,12 +302,12 @@ def test_the_client_of_openai_completes_and_streams(server: Served) -> None:
             ({"n": 2}, openai.BadRequestError, "n is not supported; leave it out"),
             ({"echo": True}, openai.BadRequestError, "echo is not supported"),
             ({"logprobs": 1}, openai.BadRequestError, "logprobs is not supported"),
-            ({"extra_body": {"fast": 1}}, openai.BadRequestError, "unknown field fast"),
+            ({"extra_body": {"fast": 1}}, openai.BadRequestError, "unknown field 'fast'"),
             ({"prompt": ["a", "b"]}, openai.BadRequestError, "prompt must be one text, got 2"),
             ({"temperature": -1}, openai.BadRequestError, "temperature"),
-            ({"stop": ["a"] * 5}, openai.BadRequestError, "stop may have at most 4 strings, got 5"),
+            ({"stop": ["a"] * 5}, openai.BadRequestError, "stop must be at most 4 texts, got 5"),
             ({"max_tokens": 0}, openai.UnprocessableEntityError, r"tokens \(0\) must be 1 to 4096"),
-            ({"model": "gpt"}, openai.NotFoundError, "unknown model 'gpt'; this server has 'tiny'"),
+            ({"model": "gpt"}, openai.NotFoundError, "no model 'gpt', only 'tiny'"),
         ]:
             with pytest.raises(error, match=text):
                 client.completions.create(**{**asked, **changed})
@@ -316,7 +335,7 @@ def test_prometheus_reads_the_metrics(server: Served) -> None:
     assert not [name for name in after if id in name]  # one line a session would be more and more of them
 
 
-def test_the_page_runs_its_own_scripts_only_and_loads_nothing(server: Served) -> None:
+def test_the_page_runs_no_other_scripts_and_loads_nothing(server: Served) -> None:
     answer = server.client.get("/")
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
@@ -338,12 +357,37 @@ def started(run: Path, folder: Path) -> tuple[subprocess.Popen[str], str]:
         [*command, "--sessions", str(folder)], stderr=subprocess.PIPE, text=True, env=environment
     )
     assert process.stderr is not None
-    found = re.search(r"tiny-run at (http://127\.0\.0\.1:\d+)/; Ctrl-C to stop", process.stderr.readline())
+    found = re.search(r"tiny-run at (http://127\.0\.0\.1:\d+)/; Ctrl-C stops it", process.stderr.readline())
     assert found
     return process, found[1]
 
 
-def test_a_stopped_server_ends_its_jobs_and_continues_after_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_streams_and_saves_sessions(number: int, tmp_path: Path) -> None:
+    engine, before = Engine(tiny_model(seed=1), BYTES, folder=tmp_path), signal.getsignal(number)
+    id = engine.create()
+
+    def generate(url: str) -> list[tuple[str, Any]]:
+        with httpx.stream("POST", f"{url}/sessions/{id}/generate", json={"tokens": 4096, "seed": 1}) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            os.kill(os.getpid(), number)
+            return events_of("\n".join([first, *lines]))
+
+    with bind("127.0.0.1", 0) as listener, ThreadPoolExecutor(1) as pool:
+        events = pool.submit(generate, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        serve_engine(engine, "tiny", listener)
+    (*_, (kind, end)) = events.result()
+    assert (kind, end["reason"]) == ("done", "stopping")
+    assert "".join(part["text"] for _, part in events.result()) == stream().write(end["tokens"], seed=1)
+    assert signal.getsignal(number) is before
+    again = Engine(tiny_model(seed=1), BYTES, folder=tmp_path)
+    assert again.state(id).seen == end["tokens"] + 1
+    again.stop()
+
+
+@pytest.mark.slow
+def test_a_restarted_server_resumes_its_sessions(tmp_path: Path) -> None:
     save(tmp_path / "tiny-run", tiny_model(seed=1), BYTES)
     headers, alone = {"Authorization": f"Bearer {TOKEN}"}, stream()
     alone.read(BOOK[:40])
@@ -370,16 +414,18 @@ def test_a_stopped_server_ends_its_jobs_and_continues_after_a_restart(tmp_path: 
             assert "".join(part["text"] for _, part in events) == alone.write(count, seed=1)
 
 
-def test_a_command_that_cannot_serve_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_why_it_cannot_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with bind("127.0.0.1", 0) as taken, pytest.raises(CompressiveError, match=r"cannot serve at 127\.0\.0\.1 port"):
         serve(tmp_path, port=taken.getsockname()[1])
-    with pytest.raises(CompressiveError, match=r"port \(70000\) must be 0 \(any that is free\) to 65535"):
+    with pytest.raises(CompressiveError, match=r"port \(70000\) must be 0 \(any free port\) to 65535"):
         serve(tmp_path, port=70000)
     (tmp_path / "token").write_text("short\n", encoding="utf-8")
-    with pytest.raises(CompressiveError, match="token: a token must be 16 or more printable ASCII characters"):
+    with pytest.raises(
+        CompressiveError, match="token: a token must be one line of 16 or more printable ASCII characters"
+    ):
         serve(tmp_path, token_file=tmp_path / "token")
     monkeypatch.setenv("COMPRESSIVE_TOKEN", "")
-    with pytest.raises(CompressiveError, match="COMPRESSIVE_TOKEN: a token must be 16 or more"):
+    with pytest.raises(CompressiveError, match="COMPRESSIVE_TOKEN: a token must be one line of 16 or more"):
         serve(tmp_path)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(

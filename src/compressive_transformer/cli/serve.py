@@ -1,4 +1,4 @@
-"""The command `serve`."""
+"""`compressive serve`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes
 
 from ..apps.serve import Engine, Limits
-from ..checkpoint import load
+from ..apps.serve.limits import DEFAULT_LIMITS
 from ..errors import CompressiveError, optional
-from ._common import checked, default_device, say
+from ._common import RunArgument, checked, load_model, say
 
 TOKEN_VARIABLE = "COMPRESSIVE_TOKEN"
-SHORTEST_TOKEN = 16
-DEFAULT_LIMITS = Limits()
+MIN_TOKEN_LENGTH = 16
 
 
 def serve(
-    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
+    run: RunArgument,
     /,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -29,48 +27,48 @@ def serve(
     names: tuple[str, ...] = (),
     limits: OmitArgPrefixes[Annotated[Limits, checked(Limits)]] = DEFAULT_LIMITS,
 ) -> None:
-    """Serve a model over HTTP: sessions with unbounded history, OpenAI's completions, and a page that shows the memory
-    at work (extra `serve`).
+    """Serve a model over HTTP: sessions with unbounded history, OpenAI-compatible completions, and a page that shows
+    the memory (extra `serve`).
 
-    Ctrl-C or SIGTERM stops it. With --sessions, sessions continue after a restart.
+    Ctrl-C or SIGTERM stops the server; with --sessions, the next start resumes all sessions.
 
     Args:
-        run: Folder of a run that `compressive train` wrote; its name is the name of the model.
+        run: A run of `compressive train`; the name of the folder is the name of the model.
         host: Address to listen on; the default is reachable from this machine only.
         port: Port; 0 for any free port.
-        sessions: Folder for sessions that are saved or unused; no other server may use it.
-        token_file: File with the token that requests must carry; or set the environment variable COMPRESSIVE_TOKEN.
-        names: Host names of a proxy in front of the server; on loopback, all but these and its own are refused.
+        sessions: Folder for saved and unused sessions. Only one server may use it.
+        token_file: File with the token that requests must have; the environment variable COMPRESSIVE_TOKEN is an
+            alternative.
+        names: Additional allowed host names, for example that of a reverse proxy.
         limits: Limits of sessions and requests.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         optional(module, extra="serve", purpose="compressive serve")
-    from ..apps.serve.running import bind
-    from ..apps.serve.running import serve as serve_engine
+    from ..apps.serve.server import bind
+    from ..apps.serve.server import serve as serve_engine
 
     token = _token(token_file)
-    with bind(host, port) as listening:  # before the model is loaded, which may take long
-        model, tokenizer = load(run)
-        engine = Engine(model.to(default_device()), tokenizer, limits, sessions)
-        address, own_port = listening.getsockname()[:2]
+    with bind(host, port) as listener:  # before the model is loaded, which may take long
+        engine = Engine(*load_model(run), limits, sessions)
+        address, bound_port = listener.getsockname()[:2]
         if token is None and host not in ("127.0.0.1", "localhost", "::1"):
             say("warning: anyone who can reach this address can use the server; set a token with --token-file FILE")
         name = run.resolve().name
-        say(f"{name} at http://{f'[{address}]' if ':' in address else address}:{own_port}/; Ctrl-C to stop")
-        serve_engine(engine, name, listening, token=token, names=names)
-    stored = f"{len(engine.sessions)} sessions are in {sessions}" if sessions else "sessions were not stored"
-    say(f"stopped; {stored}")
+        url = f"http://{f'[{address}]' if ':' in address else address}:{bound_port}/"
+        say(f"{name} at {url}; Ctrl-C stops it")
+        serve_engine(engine, name, listener, token=token, names=names)
+    say(f"stopped; {f'{len(engine.sessions)} sessions are in {sessions}' if sessions else 'sessions were not saved'}")
 
 
 def _token(path: Path | None) -> str | None:
-    """Return the token in a file, else in the environment, else None. As an argument, other users could see it."""
+    """Return the token of a file or of the environment, or None. It is no argument: other users could see it."""
     token = os.environ.get(TOKEN_VARIABLE)
     if path is not None:
         token = path.read_text(encoding="utf-8", errors="replace").strip()
-    if token is not None and not (len(token) >= SHORTEST_TOKEN and token.isascii() and token.isprintable()):
+    if token is not None and not (len(token) >= MIN_TOKEN_LENGTH and token.isascii() and token.isprintable()):
         source = TOKEN_VARIABLE if path is None else path
         raise CompressiveError(
-            f"{source}: a token must be {SHORTEST_TOKEN} or more printable ASCII characters in one line, "
-            'such as python -c "import secrets; print(secrets.token_urlsafe())" prints them'
+            f"{source}: a token must be one line of {MIN_TOKEN_LENGTH} or more printable ASCII characters; "
+            'python -c "import secrets; print(secrets.token_urlsafe())" prints one'
         )
     return token

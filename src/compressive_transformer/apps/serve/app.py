@@ -1,26 +1,19 @@
-"""Web application: sessions, OpenAI's completions, health, metrics, and the page."""
+"""The web application: sessions, completions in OpenAI's format, health, metrics and the page."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import math
-import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 
-from ...errors import CompressiveError
-from ...generate.sampling import Sampling
+from ...generate import StreamState
 from .completions import router as completions
 from .engine import Engine
 from .errors import Refusal
@@ -28,84 +21,59 @@ from .events import run_job
 from .jobs import Finished, TokensRead, TokenWritten
 from .memory_view import pieces_of, slots_of
 from .metrics import Metrics
-from .middleware import Guard, error_body
+from .middleware import Guard
 from .page import page
-from .state import State
+from .requests import Append, Generate
+from .responses import ERROR_HANDLERS, event_stream
 
 BITS = 1 / math.log(2)
-PIECES = 65_536
-"""Limit of the bytes of a text with `pieces`, which take many times its memory."""
-TIDY_EVERY = 30.0
-"""Longest time between two checks for idle sessions, in seconds."""
-
-
-class Strict(BaseModel):
-    """Content of a request; unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Append(Strict):
-    """Text to read."""
-
-    text: str
-    pieces: bool = False
-    """True to get the bits of each piece of the text."""
-
-
-SAMPLING = {option.name: option for option in dataclasses.fields(Sampling)}
-Options = create_model(  # type: ignore[call-overload]
-    "Options",
-    __base__=Strict,
-    **{name: (get_type_hints(Sampling)[name], option.default) for name, option in SAMPLING.items()},
-)
-
-
-class Generate(Options):  # type: ignore[misc, valid-type]
-    """Generation of text: the options of `Sampling`, and how much."""
-
-    tokens: int = 200
-    stop: str | Annotated[list[str], Field(max_length=4)] = Field(default_factory=list)
-    stream: bool = True
-
-    def sampling(self) -> Sampling:
-        """Return the options of sampling."""
-        return Sampling(**{name: getattr(self, name) for name in SAMPLING})
+MAX_PIECES_BYTES = 65_536
+"""Bytes of a text whose pieces are returned, at most: they take many times its size."""
+OFFLOAD_EVERY = 30.0
+"""Seconds between two searches for idle sessions, at most."""
 
 
 def create_app(engine: Engine, name: str, *, token: str | None = None, hosts: tuple[str, ...] | None = None) -> FastAPI:
-    """Return the application of an engine; at its shutdown the engine stops and sessions are stored.
+    """Return the application of an engine, which it stops at its end.
 
     Args:
         engine: The engine.
-        name: Name of the model for clients.
-        token: Token that requests must carry, except for the page and /health; None for none.
-        hosts: Host names that requests may use; None for any.
+        name: Name of the model.
+        token: Token that requests must have, but for the page and /health; None for no token.
+        hosts: Allowed host names; None for any.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tidying = asyncio.create_task(_tidy(engine))
+        offloading = asyncio.create_task(_offload_idle(engine))
         try:
             yield
         finally:
-            tidying.cancel()
+            offloading.cancel()
             await run_in_threadpool(engine.stop)
 
-    # FastAPI's pages about itself load scripts from other servers.
-    app = FastAPI(title="Compressive Transformer", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.engine, app.state.name, app.state.metrics = engine, name, Metrics(engine)
-    app.include_router(sessions)
-    app.include_router(completions)
-    app.include_router(page)
-    app.add_middleware(
-        Guard, largest=engine.limits.request_bytes, token=token, hosts=hosts, on_request=app.state.metrics.request
+    # Without FastAPI's pages, which load scripts from other hosts.
+    app = FastAPI(
+        title="Compressive Transformer",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        exception_handlers=ERROR_HANDLERS,
     )
-    app.add_exception_handler(CompressiveError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _failed)
+    app.state.engine, app.state.name, app.state.metrics = engine, name, Metrics(engine)
+    for router in (sessions, completions, page):
+        app.include_router(router)
+    on_response = app.state.metrics.on_response
+    app.add_middleware(Guard, max_bytes=engine.limits.request_bytes, token=token, hosts=hosts, on_response=on_response)
     return app
+
+
+async def _offload_idle(engine: Engine) -> None:
+    while True:
+        await asyncio.sleep(min(OFFLOAD_EVERY, engine.limits.idle / 2))
+        with contextlib.suppress(Refusal):  # a full disk, which is logged
+            await run_in_threadpool(engine.sessions.offload_idle)
 
 
 def _engine(request: Request) -> Engine:
@@ -113,13 +81,13 @@ def _engine(request: Request) -> Engine:
     return engine
 
 
-Served = Annotated[Engine, Depends(_engine)]
+RequestEngine = Annotated[Engine, Depends(_engine)]
 sessions = APIRouter()
 
 
 @sessions.get("/health")
-def health(engine: Served) -> JSONResponse:
-    """Report if the server works."""
+def health(engine: RequestEngine) -> JSONResponse:
+    """Return status 200, or 503 if the server stops."""
     alive = engine.worker.alive
     content = {"status": "ok" if alive else "stopping", "sessions": len(engine.sessions)}
     return JSONResponse({**content, "queue": engine.worker.unfinished}, 200 if alive else 503)
@@ -127,150 +95,92 @@ def health(engine: Served) -> JSONResponse:
 
 @sessions.get("/metrics")
 def metrics(request: Request) -> Response:
-    """Return the metrics for Prometheus."""
+    """Return the metrics in Prometheus' format."""
     return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @sessions.post("/sessions", status_code=201)
-def create(engine: Served) -> dict[str, Any]:
+def create(engine: RequestEngine) -> dict[str, Any]:
     """Create a session."""
     return {"id": engine.create(), "tokens": 0}
 
 
 @sessions.get("/sessions/{id}")
-def describe(id: str, engine: Served) -> dict[str, Any]:
+def describe(id: str, engine: RequestEngine) -> dict[str, Any]:
     """Return the number of tokens in a session."""
-    return _about(id, engine.state(id))
+    return _summary(id, engine.state(id))
 
 
 @sessions.delete("/sessions/{id}", status_code=204)
-def delete(id: str, engine: Served) -> None:
+def delete(id: str, engine: RequestEngine) -> None:
     """Delete a session and its files."""
     engine.sessions.delete(id)
 
 
 @sessions.post("/sessions/{id}/fork", status_code=201)
-def fork(id: str, engine: Served) -> dict[str, Any]:
-    """Create a session that continues from the current state of this one."""
+def fork(id: str, engine: RequestEngine) -> dict[str, Any]:
+    """Create a session with the state of another one."""
     new = engine.fork(id)
-    return _about(new, engine.state(new))
+    return _summary(new, engine.state(new))
 
 
 @sessions.post("/sessions/{id}/save")
-def save(id: str, engine: Served) -> dict[str, Any]:
+def save(id: str, engine: RequestEngine) -> dict[str, Any]:
     """Save the state of a session to disk."""
-    return _about(id, engine.sessions.save(id))
+    return _summary(id, engine.sessions.save(id))
 
 
 @sessions.post("/sessions/{id}/restore")
-def restore(id: str, engine: Served) -> dict[str, Any]:
-    """Reset a session to its saved state."""
-    return _about(id, engine.sessions.restore(id))
+def restore(id: str, engine: RequestEngine) -> dict[str, Any]:
+    """Return a session to its saved state."""
+    return _summary(id, engine.sessions.restore(id))
 
 
 @sessions.get("/sessions/{id}/memory")
-def memory(id: str, engine: Served, layer: int = 0) -> dict[str, Any]:
-    """Return the contents of the slots of a layer, also while the session reads or writes."""
+def memory(id: str, engine: RequestEngine, layer: int = 0) -> dict[str, Any]:
+    """Return the content of each slot of a layer, also while the session is busy."""
     return slots_of(engine.model, engine.tokenizer, engine.current_state(id), layer)
 
 
 @sessions.post("/sessions/{id}/append")
-async def append(id: str, content: Append, request: Request, engine: Served) -> JSONResponse:
-    """Read a text, and return its bits."""
-    size = len(content.text.encode("utf-8", "surrogatepass"))  # invalid text is refused below
-    if content.pieces and size > PIECES:
-        raise Refusal(413, "too_large", f"a text with pieces may have at most {PIECES:,} bytes; append it in parts")
+async def append(id: str, content: Append, request: Request, engine: RequestEngine) -> JSONResponse:
+    """Read a text and return its bits."""
+    size = len(content.text.encode("utf-8", "surrogatepass"))  # the tokenizer refuses surrogates
+    if content.pieces and size > MAX_PIECES_BYTES:
+        message = f"a text with pieces may have {MAX_PIECES_BYTES:,} bytes, got {size:,}; append it in parts"
+        raise Refusal(413, "too_large", message)
     tokens = await run_in_threadpool(engine.encode, content.text)
-    parts = [torch.zeros(0, dtype=torch.float64)]
-    async for event in await run_job(request, lambda on_event: engine.read(id, tokens, on_event)):
-        if isinstance(event, TokensRead):
-            parts.append(event.nats)
-    nats = torch.cat(parts)
+    events = await run_job(request, lambda on_event: engine.read(id, tokens, on_event))
+    parts = [event.nats async for event in events if isinstance(event, TokensRead)]
+    nats = torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
     bits = float(nats.sum()) * BITS
-    answer: dict[str, Any] = {
-        "tokens": len(nats),
-        "bytes": size,
-        "bits": bits,
-        "bits_per_byte": bits / size if size else None,
-    }
+    answer: dict[str, Any] = {"tokens": len(nats), "bytes": size, "bits": bits}
+    answer["bits_per_byte"] = bits / size if size else None
     if content.pieces:
         pieces = await run_in_threadpool(pieces_of, engine.tokenizer, tokens.tolist(), nats.tolist())
-        answer["pieces"] = [{"text": text, "bits": piece_nats * BITS} for text, piece_nats in pieces]
+        answer["pieces"] = [{"text": text, "bits": nats * BITS} for text, nats in pieces]
     return JSONResponse(answer)
 
 
 @sessions.post("/sessions/{id}/generate")
-async def generate(id: str, content: Generate, request: Request, engine: Served) -> Response:
-    """Generate text, token by token as server-sent events, or in one response."""
-    began, sampling, metrics = time.perf_counter(), content.sampling(), request.app.state.metrics
-    events = await run_job(request, lambda on_event: engine.write(id, content.tokens, sampling, on_event))
+async def generate(id: str, content: Generate, request: Request, engine: RequestEngine) -> Response:
+    """Generate text, as a stream of server-sent events or as one response."""
+    events = await run_job(request, lambda on_event: engine.write(id, content.tokens, content, on_event))
 
     async def parts() -> AsyncIterator[tuple[str, dict[str, Any]]]:
         count, bits = 0, 0.0
         async for event in events:
             if isinstance(event, TokenWritten):
-                if not count:
-                    metrics.first_token.observe(time.perf_counter() - began)
                 count, bits = count + 1, bits + event.nats * BITS
                 yield "token", {"text": event.text, "bits": event.nats * BITS}
             elif isinstance(event, Finished):
                 yield "done", {"text": event.text, "reason": event.reason, "tokens": count, "bits": bits}
 
     if content.stream:
-        return StreamingResponse(_sent(parts(), metrics), media_type="text/event-stream")
-    texts: list[str] = []
-    async for _, part in parts():
-        texts.append(part["text"])
-    return JSONResponse({**part, "text": "".join(texts)})
+        return event_stream(parts(), error_name="error")
+    answers = [part async for _, part in parts()]
+    return JSONResponse({**answers[-1], "text": "".join(part["text"] for part in answers)})
 
 
-async def _sent(parts: AsyncIterator[tuple[str, dict[str, Any]]], metrics: Metrics) -> AsyncIterator[str]:
-    """Yield server-sent events; an error is the last one."""
-    try:
-        async for kind, part in parts:
-            yield f"event: {kind}\ndata: {json.dumps(part)}\n\n"
-    except Refusal as refusal:
-        if refusal.code == "cancelled":
-            metrics.cancelled()
-        yield f"event: error\ndata: {json.dumps(error_body(refusal))}\n\n"
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    # It is raised again, too, and so in the log.
-    return JSONResponse(error_body(Refusal(500, "internal", "internal server error; see the log of the server")), 500)
-
-
-def _about(id: str, state: State) -> dict[str, Any]:
-    return {"id": id, "tokens": max(0, state.seen - 1)}  # the start is no part of the text
-
-
-async def _tidy(engine: Engine) -> None:
-    while True:
-        await asyncio.sleep(min(TIDY_EVERY, engine.limits.idle / 2))
-        with contextlib.suppress(Refusal):  # a full disk, which is in the log
-            await run_in_threadpool(engine.sessions.store_idle)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    refusal = error if isinstance(error, Refusal) else Refusal(422, "invalid", str(error))
-    if refusal.code == "cancelled":
-        request.app.state.metrics.cancelled()
-    headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
-    return JSONResponse(error_body(refusal), refusal.status, headers)
-
-
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query"))
-    return JSONResponse(
-        error_body(Refusal(422, "invalid", f"{where or 'content'}: {first['msg']}"), where or None), 422
-    )
-
-
-async def _http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
-    return JSONResponse(
-        error_body(Refusal(error.status_code, code, str(error.detail))), error.status_code, error.headers
-    )
+def _summary(id: str, state: StreamState) -> dict[str, Any]:
+    return {"id": id, "tokens": max(0, state.seen - 1)}  # without the start of the document

@@ -1,180 +1,171 @@
-"""Sessions with unbounded history at constant memory, for many clients of one model."""
+"""The server without HTTP: many sessions of one model, at constant memory each."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...data.tokenizers import Tokenizer
 from ...errors import CompressiveError
-from ...generate.sampling import Sampling
+from ...generate import Sampling, StreamState
 from ...model import CompressiveTransformer
 from .errors import Refusal, stopping
-from .jobs import Job, OnEvent, Writing
+from .jobs import Event, Job, Writer
+from .limits import DEFAULT_LIMITS, Limits
 from .sessions import Sessions
-from .state import State, States
 from .worker import Worker
 
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a server; requests beyond them are refused with an error."""
-
-    resident: int = 64
-    """Sessions in main memory; with --sessions the least recently used are stored to disk and loaded on demand."""
-    stored: int = 1024
-    """Sessions in all, in memory and on disk."""
-    idle: float = 3600.0
-    """Seconds after which an unused session is stored to disk; without --sessions it is deleted."""
-    queue: int = 128
-    """Requests that wait or run at the same time."""
-    batch_size: int = 16
-    """Sessions that the model reads, or writes, in one batch."""
-    request_bytes: int = 1_048_576
-    """Bytes of a request."""
-    max_tokens: int = 4096
-    """Tokens that a request may generate."""
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            if getattr(self, limit.name) <= 0:
-                raise CompressiveError(f"{limit.name} ({getattr(self, limit.name)}) must be more than 0")
+OnEvent = Callable[[Event], None]
+NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
 class Engine:
-    """The server without the web: every method is safe to call from any thread.
+    """Sessions of one model. All methods are thread-safe, and raise Refusal beyond the limits.
 
-    One thread works with the model; `read`, `write` and `complete` return immediately with a job, whose events come
-    from that thread. Requests beyond the limits raise Refusal.
+    One thread runs the model. `read`, `write` and `complete` return a job without waiting for it, and call `on_event`
+    in that thread: `TokensRead` or `TokenWritten` in order, then `Finished` or `Failed`. Set `job.cancelled` to end it.
+
+    Args:
+        model: The model, which is set to evaluation mode.
+        tokenizer: Its tokenizer.
+        limits: Limits of sessions and requests.
+        folder: Folder for sessions that are saved or unused; without one, sessions are in main memory only.
+
+    Raises:
+        CompressiveError: The tokenizer is not the model's, or the folder cannot be used.
     """
 
     def __init__(
         self,
         model: CompressiveTransformer,
         tokenizer: Tokenizer,
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
         folder: str | Path | None = None,
     ) -> None:
-        """Start the engine.
-
-        Args:
-            model: The model.
-            tokenizer: Its tokenizer.
-            limits: Limits of sessions and requests.
-            folder: Folder for sessions that are saved or unused; without it they live in main memory only.
-
-        Raises:
-            CompressiveError: The tokenizer does not belong to the model, or the folder cannot be used.
-        """
         if tokenizer.vocab_size != model.config.vocab_size:
             raise CompressiveError(
                 f"the tokenizer has {tokenizer.vocab_size} ids, the model {model.config.vocab_size}; "
                 "use the tokenizer that the model was trained with"
             )
         self.model, self.tokenizer, self.limits = model.eval(), tokenizer, limits
-        self.states = States(model, tokenizer)
-        self.sessions = Sessions(
-            self.states, None if folder is None else Path(folder), limits.resident, limits.stored, limits.idle
-        )
+        self.sessions = Sessions(model, tokenizer, limits, None if folder is None else Path(folder))
         self.worker = Worker(model, batch_size=limits.batch_size, queue=limits.queue)
-        self._jobs: dict[str, Job] = {}  # running jobs, by the id of their session
-        self._working = threading.Lock()  # held while jobs start and end, never while they run
+        self._jobs: dict[str, Job] = {}  # running, by id of the session
+        self._changing = threading.Lock()  # held for a moment while a job of a session starts or ends
         self._stopped, self._stopping = False, threading.Lock()
 
     def create(self) -> str:
-        """Create a session at the start of a document, and return its id."""
-        return self.sessions.add(self.states.empty())
+        """Return the id of a new session, at the start of a document."""
+        return self.sessions.add(StreamState.start(self.model))
 
     def fork(self, id: str) -> str:
-        """Create a session from the state of another, and return its id; they share nothing that changes."""
+        """Return the id of a new session with the same state; afterwards they are independent."""
         return self.sessions.add(self.state(id))
 
-    def state(self, id: str) -> State:
-        """Return the state of a session that is not busy."""
-        with self.sessions.taken(id) as session:
-            assert session.state is not None
-            return session.state
+    def state(self, id: str) -> StreamState:
+        """Return the state of a session. Raises Refusal if it is busy."""
+        with self.sessions.acquired(id) as state:
+            return state
 
-    def current_state(self, id: str) -> State:
-        """Return the state of a session, also while another request uses it."""
-        with self._working:
+    def current_state(self, id: str) -> StreamState:
+        """Return the present state of a session, also while it is busy."""
+        with self._changing:
             job = self._jobs.get(id)
         return self.state(id) if job is None else self.worker.current_state(job)
 
-    def encode(self, text: str) -> torch.Tensor:
-        """Return the ids `[tokens]` of a text. Raises CompressiveError if the tokenizer cannot encode it."""
-        return torch.from_numpy(self.tokenizer.encode(text))
+    def encode(self, text: str) -> Tensor:
+        """Return the token ids of a text, `[tokens]`. Raises CompressiveError if the tokenizer cannot encode it."""
+        return torch.as_tensor(self.tokenizer.encode(text), dtype=torch.int64)
 
-    def read(self, id: str, tokens: torch.Tensor, on_event: OnEvent) -> Job:
-        """Append `tokens [tokens]` to a session; `on_event` gets their nats in order, then the end.
+    def read(self, id: str, tokens: Tensor, on_event: OnEvent) -> Job:
+        """Append a text to a session. If it cannot be read completely, the session is unchanged.
 
-        If the job fails, the session is unchanged.
+        Args:
+            id: The session.
+            tokens: The text, `[tokens]`.
+            on_event: Callback for events.
+
+        Returns:
+            The job.
+
+        Raises:
+            Refusal: The session is unknown or busy, the queue is full, or the engine stops.
         """
-        return self._on_session(id, tokens, None, on_event)
+        return self._start(id, tokens, Writer(self.tokenizer, 0, Sampling()), on_event)
 
     def write(self, id: str, tokens: int, sampling: Sampling, on_event: OnEvent) -> Job:
-        """Generate text in a session; `on_event` gets each token, then the end."""
-        return self._on_session(id, torch.zeros(0, dtype=torch.int64), self._writing(tokens, sampling), on_event)
+        """Generate text in a session.
 
-    def complete(self, prompt: torch.Tensor, tokens: int, sampling: Sampling, on_event: OnEvent) -> Job:
-        """Generate text after `prompt [tokens]` in a temporary session."""
-        writing = self._writing(tokens, sampling)
-        job = self._job(self.states.empty(), prompt, writing, on_event, lambda state: None)
+        Args:
+            id: The session.
+            tokens: Number of tokens to generate.
+            sampling: How they are chosen, and where the text ends early.
+            on_event: Callback for events.
+
+        Returns:
+            The job.
+
+        Raises:
+            Refusal: `tokens` is out of range, the session is unknown or busy, the queue is full, or the engine stops.
+        """
+        return self._start(id, NO_TOKENS, self._writer(tokens, sampling), on_event)
+
+    def complete(self, prompt: Tensor, tokens: int, sampling: Sampling, on_event: OnEvent) -> Job:
+        """Generate text after a prompt `[tokens]`, without a session. It takes and raises the same as `write`."""
+        writer = self._writer(tokens, sampling)
+        job = self._job(StreamState.start(self.model), prompt, writer, on_event, lambda state: None)
         self.worker.submit(job)
         return job
 
     def stop(self) -> None:
-        """End all jobs, and store sessions if there is a folder; it may be called several times."""
-        with self._stopping:  # a second caller waits until all is stored
+        """End all jobs, and offload sessions if there is a folder. It may be called again."""
+        with self._stopping:  # a second caller waits until everything is written
             if not self._stopped:
                 self.worker.stop()
-                self.sessions.store_all()
+                self.sessions.offload_all()
                 self._stopped = True
 
-    def _on_session(self, id: str, tokens: torch.Tensor, writing: Writing | None, on_event: OnEvent) -> Job:
+    def _start(self, id: str, tokens: Tensor, writer: Writer, on_event: OnEvent) -> Job:
+        """Start a job that has a session until it ends."""
         if not self.worker.alive:
             raise stopping()
-        session = self.sessions.take(id)
+        session = self.sessions.acquire(id)
+        assert session.state is not None
+
+        def end(state: StreamState | None) -> None:
+            with self._changing:
+                self._jobs.pop(id, None)
+                self.sessions.release(session, state)
+
         try:
-            assert session.state is not None
-
-            def ended(state: State | None) -> None:
-                with self._working:  # so that the session is either busy with this job, or free
-                    self._jobs.pop(id, None)
-                    self.sessions.give(session, state)
-
-            job = self._job(session.state, tokens, writing, on_event, ended)
-            with self._working:
+            job = self._job(session.state, tokens, writer, on_event, end)
+            with self._changing:
                 self._jobs[id] = job
             self.worker.submit(job)
         except BaseException:
-            with self._working:
-                self._jobs.pop(id, None)
-                self.sessions.give(session)
+            end(None)
             raise
         return job
 
     def _job(
         self,
-        state: State,
-        tokens: torch.Tensor,
-        writing: Writing | None,
+        state: StreamState,
+        tokens: Tensor,
+        writer: Writer,
         on_event: OnEvent,
-        ended: Callable[[State | None], None],
+        on_end: Callable[[StreamState | None], None],
     ) -> Job:
-        return Job(
-            self.states, state, tokens, tokenizer=self.tokenizer, writing=writing, on_event=on_event, ended=ended
-        )
+        if not state.seen:
+            tokens = torch.cat([torch.tensor([self.tokenizer.start]), tokens])
+        return Job(self.model, state, tokens, writer=writer, on_event=on_event, on_end=on_end)
 
-    def _writing(self, tokens: int, sampling: Sampling) -> Writing:
-        if not 1 <= tokens <= self.limits.max_tokens:
-            raise Refusal(
-                422,
-                "too_many_tokens",
-                f"tokens ({tokens}) must be 1 to {self.limits.max_tokens} (--max-tokens of the server)",
-            )
-        return Writing(tokens, sampling)
+    def _writer(self, tokens: int, sampling: Sampling) -> Writer:
+        limit = self.limits.max_tokens
+        if not 1 <= tokens <= limit:
+            message = f"tokens ({tokens}) must be 1 to {limit}, the server's --max-tokens"
+            raise Refusal(422, "too_many_tokens", message)
+        return Writer(self.tokenizer, tokens, sampling)

@@ -1,4 +1,4 @@
-"""Errors of requests."""
+"""Requests that the server refuses."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from ...errors import CompressiveError
 
 
 class Refusal(CompressiveError):
-    """Refused request, with its HTTP status."""
+    """A request that is refused, with the HTTP status for the reason.
+
+    Args:
+        status: HTTP status.
+        code: One word for programs, for example "session_busy".
+        message: One line for people.
+        retry_after: Seconds after which the same request may succeed; None if it never will.
+    """
 
     def __init__(self, status: int, code: str, message: str, *, retry_after: int | None = None) -> None:
-        """Set up the error.
-
-        Args:
-            status: HTTP status.
-            code: Code for programs, such as "session_busy".
-            message: Message for people.
-            retry_after: Seconds after which the request may succeed; None if it never will.
-        """
         super().__init__(message)
-        self.status, self.code, self.retry_after = status, code, retry_after
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
 
 
 def stopping() -> Refusal:
-    """Return the error for requests to a server that is shutting down."""
-    return Refusal(503, "stopping", "the server is shutting down; try again later", retry_after=5)
+    """Return the refusal of all requests while the server stops."""
+    return Refusal(503, "stopping", "the server is stopping; retry when it is back", retry_after=5)
 
 
-def gone() -> Refusal:
-    """Return the error that ends the work for a client that has disconnected, and never reaches it."""
-    return Refusal(499, "cancelled", "the client has disconnected")
+def cancelled() -> Refusal:
+    """Return the reason why the job of a disconnected client ends; no client sees it."""
+    return Refusal(499, "cancelled", "the client disconnected")

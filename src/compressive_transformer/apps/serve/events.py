@@ -1,32 +1,26 @@
-"""Events of a job, from the worker's thread to the request that waits for them."""
+"""Events of a job, from the worker thread to the request that waits for them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Protocol
+import time
+from collections.abc import AsyncIterator, Callable
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from .errors import gone
-from .jobs import Event, Failed, Finished, Job, OnEvent, TokensRead, TokenWritten
-
-Progress = TokensRead | TokenWritten | Finished
-
-
-class Start(Protocol):
-    """Starts a job."""
-
-    def __call__(self, on_event: OnEvent, /) -> Job:
-        """Return the job, which calls `on_event` with its events."""
+from .engine import OnEvent
+from .errors import cancelled
+from .jobs import Event, Failed, Finished, Job, TokensRead, TokenWritten
 
 
-async def run_job(request: Request, start: Start) -> AsyncIterator[Progress]:
-    """Start a job and return its events, of which `Finished` is the last; it is cancelled if the client disconnects.
+async def run_job(
+    request: Request, start: Callable[[OnEvent], Job]
+) -> AsyncIterator[TokensRead | TokenWritten | Finished]:
+    """Start a job and return an iterator over its events, the last one `Finished`.
 
-    Raises Refusal if the job cannot start, before any event, and if it fails.
+    If the client disconnects, the job is cancelled. Raises Refusal if the job cannot start, before any event, or fails.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
@@ -34,25 +28,32 @@ async def run_job(request: Request, start: Start) -> AsyncIterator[Progress]:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
-    # Taking a session may read a file.
-    job = await run_in_threadpool(start, on_event)
-    return _events(request, queue, job)
+    # Acquiring a session may read a file.
+    return _events(request, queue, await run_in_threadpool(start, on_event))
 
 
-async def _events(request: Request, queue: asyncio.Queue[Event], job: Job) -> AsyncIterator[Progress]:
-    left = asyncio.ensure_future(_disconnected(request))
-    left.add_done_callback(lambda _: queue.put_nowait(Failed(gone())))
+async def _events(
+    request: Request, queue: asyncio.Queue[Event], job: Job
+) -> AsyncIterator[TokensRead | TokenWritten | Finished]:
+    metrics, first = request.app.state.metrics, True
+    disconnect = asyncio.ensure_future(_disconnected(request))
+    disconnect.add_done_callback(lambda _: queue.put_nowait(Failed(cancelled())))
     try:
         while True:
             event = await queue.get()
             if isinstance(event, Failed):
                 raise event.refusal
+            if first and isinstance(event, TokenWritten):
+                first = False
+                metrics.first_token.observe(time.perf_counter() - request.scope["began"])
             yield event
             if isinstance(event, Finished):
                 return
     finally:
         job.cancelled = True
-        left.cancel()
+        if disconnect.done():
+            metrics.cancelled.inc()
+        disconnect.cancel()
 
 
 async def _disconnected(request: Request) -> None:

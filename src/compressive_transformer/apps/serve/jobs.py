@@ -1,4 +1,4 @@
-"""Work for one request: read tokens, then write some, with an event for each step."""
+"""Work of one request: tokens to read, then tokens to generate. Each step is reported as an event."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from ...data.tokenizers import Tokenizer
-from ...generate.sampling import Sampling, StopMatcher
+from ...generate import Sampling, StreamState
+from ...generate.sampling import StopMatcher
 from ...memory import Memory
+from ...model import CompressiveTransformer
 from ...model.embedding import token_nats
 from .errors import Refusal
-from .state import State, States
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,88 +27,109 @@ class TokensRead:
 
 @dataclass(frozen=True)
 class TokenWritten:
-    """Event: a token was written."""
+    """Event: a token was generated and read."""
 
     token: int
     nats: float
-    """-ln p(token | all before) of the model, whatever it was sampled from."""
+    """-ln p(token | all before) of the model, whatever the sampling."""
     text: str
-    """Text that became ready to be shown; it may be empty, or belong to earlier tokens."""
+    """Text that is complete now; it may be empty or belong to earlier tokens."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Event: the job is done."""
+    """Event: the job is complete."""
 
     reason: str
-    """Writing ends by "stop" or "length", reading by "read"; "cancelled" if the client disconnected."""
+    """"read" without generation; else "stop" at a stop string or "length"; "cancelled" or "stopping" if interrupted."""
     text: str = ""
     """Text that was held back."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Event: the job failed; the session is unchanged."""
+    """Event: the job failed and the session is unchanged."""
 
     refusal: Refusal
 
 
 Event = TokensRead | TokenWritten | Finished | Failed
-OnEvent = Callable[[Event], None]
 
 
-@dataclass(frozen=True)
-class Writing:
-    """Options of writing after reading."""
+class Writer:
+    """Generation of one job: the random generator, the text decoder, the search for stop strings.
 
-    tokens: int
-    sampling: Sampling
+    Args:
+        tokenizer: The tokenizer.
+        tokens: Tokens to generate; 0 for a job that only reads.
+        sampling: How they are chosen.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tokens: int, sampling: Sampling) -> None:
+        self.draw = sampling.sampler(tokenizer.start)
+        """Function that returns the next token for `logits [vocab_size]`."""
+        self.reason = "" if tokens else "read"
+        """Why no token follows: "read", "stop" or "length"; empty before the end."""
+        self._left = tokens
+        self._decode = tokenizer.decoder()
+        self._matcher = StopMatcher(sampling.stop)
+
+    def add(self, token: int) -> str:
+        """Return the text that is complete with `token`."""
+        self._left -= 1
+        text = self._matcher(self._decode(token))
+        self.reason = "stop" if self._matcher.found else "" if self._left else "length"
+        return text
+
+    def flush(self) -> str:
+        """Return the text that was held back, because no token follows."""
+        return "" if self._matcher.found else self._matcher(self._decode.flush()) + self._matcher.flush()
 
 
 class Job:
-    """Work for one request. Only the worker's thread calls its methods; any thread may set `cancelled`."""
+    """Work of one request. Only the worker thread calls its methods; any thread may set `cancelled`.
+
+    Args:
+        model: The model.
+        state: The state to continue from.
+        tokens: Tokens to read, `[tokens]`, with the start of the document if it was not read yet.
+        writer: The generation that follows.
+        on_event: Callback for events, in the worker thread; the last one is `Finished` or `Failed`.
+        on_end: Callback just before the last event, with the new state, or None if the job failed.
+    """
 
     def __init__(
         self,
-        states: States,
-        state: State,
+        model: CompressiveTransformer,
+        state: StreamState,
         tokens: Tensor,
         *,
-        tokenizer: Tokenizer,
-        writing: Writing | None = None,
-        on_event: OnEvent,
-        ended: Callable[[State | None], None] = lambda state: None,
+        writer: Writer,
+        on_event: Callable[[Event], None],
+        on_end: Callable[[StreamState | None], None],
     ) -> None:
-        """Prepare a job.
-
-        Args:
-            states: The states of the model.
-            state: State to continue from.
-            tokens: Tokens to read, `[tokens]`; the start of a document goes before them if need be.
-            tokenizer: The tokenizer.
-            writing: Options of writing; None to read only.
-            on_event: Called with each event, in the worker's thread; the last one is `Finished` or `Failed`.
-            ended: Called with the new state just before the last event, None if it is unchanged.
-        """
-        start = [tokenizer.start] if state.logits is None else []
-        self.left = torch.cat([torch.tensor(start, dtype=torch.int64), tokens])
+        self.left = tokens
         self.state = state
+        self.writer = writer
         self.cancelled = False
-        self.reason = ""
-        """Reason for the end of writing; empty before."""
-        self._states, self._on_event, self._ended = states, on_event, ended
-        self.writing = writing
-        if writing is not None:
-            self._draw = writing.sampling.sampler(tokenizer.start)
-            self._decode, self._cut = tokenizer.decoder(), StopMatcher(writing.sampling.stop)
-            self._since: list[int] = []  # tokens written since `state`
-            self._count = 0
+        self._on_event, self._on_end = on_event, on_end
+        self._written: list[int] = []  # since `state`
+        self._segment_length = model.config.segment_length
+        # Tokens that all slots together can stand for, which the memory view shows.
+        self._tail_length = max(
+            layout.segment_length + layout.recent_length + layout.compression_rate * layout.compressed_length
+            for layout in model.layouts
+        )
 
     @property
-    def room(self) -> int:
-        """Tokens to read before the next commit."""
-        segment = self._states.model.config.segment_length
-        return min(len(self.left), segment - self.state.seen % segment)
+    def chunk(self) -> Tensor:
+        """The next tokens to read, up to the next commit."""
+        return self.left[: self._segment_length - self.state.seen % self._segment_length]
+
+    @property
+    def turn(self) -> int:
+        """Tokens that were generated in this turn."""
+        return len(self._written)
 
     def read(self, memory: Memory, logits: Tensor) -> None:
         """Record that the next `len(logits)` tokens were read, with logits `[tokens, vocab_size]` after each."""
@@ -118,46 +140,30 @@ class Job:
             expected, targets = torch.cat([self.state.logits[None], logits[:-1]]), tokens
         if len(targets):
             self._on_event(TokensRead(token_nats(expected[None], targets[None].to(logits.device))[0].cpu()))
-        self.state = self._states.after(self.state, memory, logits[-1], tokens)
+        self.state = self._state_after(memory, logits[-1], tokens)
 
-    def draw(self, logits: Tensor) -> int:
-        """Draw the next token to write from `logits [vocab_size]`."""
-        return self._draw(logits)
+    def write(self, token: int, nats: float) -> None:
+        """Record that `token` was generated."""
+        self._written.append(token)
+        self._on_event(TokenWritten(token, nats, self.writer.add(token)))
 
-    def wrote(self, token: int, nats: float) -> None:
-        """Record that `token` was written."""
-        assert self.writing is not None
-        self._since.append(token)
-        self._count += 1
-        text = self._cut(self._decode(token))
-        if self._cut.found:
-            self.reason = "stop"
-        elif self._count == self.writing.tokens:
-            self.reason = "length"
-        self._on_event(TokenWritten(token, nats, text))
-
-    @property
-    def turn(self) -> int:
-        """Tokens written in this turn."""
-        return len(self._since)
-
-    def written(self, memory: Memory, logits: Tensor) -> State:
-        """Return the state with all tokens written so far."""
-        return self._states.after(self.state, memory, logits, torch.tensor(self._since, dtype=torch.int64))
+    def state_at(self, memory: Memory, logits: Tensor) -> StreamState:
+        """Return the state with all generated tokens."""
+        return self._state_after(memory, logits, torch.tensor(self._written, dtype=torch.int64))
 
     def pause(self, memory: Memory, logits: Tensor) -> None:
-        """End a turn; writing continues from here later."""
-        self.state, self._since = self.written(memory, logits), []
+        """End a turn of generation."""
+        self.state, self._written = self.state_at(memory, logits), []
 
     def finish(self, reason: str) -> None:
-        """End the job with its current state."""
-        rest = ""
-        if self.writing is not None and not self._cut.found:
-            rest = self._cut(self._decode.flush()) + self._cut.flush()
-        self._ended(self.state)
-        self._on_event(Finished(reason, rest))
+        """End the job with its present state."""
+        self._on_end(self.state)
+        self._on_event(Finished(reason, self.writer.flush()))
 
     def fail(self, refusal: Refusal) -> None:
-        """End the job with the state unchanged."""
-        self._ended(None)
+        """End the job without any change."""
+        self._on_end(None)
         self._on_event(Failed(refusal))
+
+    def _state_after(self, memory: Memory, logits: Tensor, tokens: Tensor) -> StreamState:
+        return StreamState(memory, logits.clone(), torch.cat([self.state.tail, tokens])[-self._tail_length :])

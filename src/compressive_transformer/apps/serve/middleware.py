@@ -1,141 +1,124 @@
-"""Checks of every request: host, origin, token, size; and headers of every response."""
+"""Checks of each request before it is parsed: host, origin, token, content type and size."""
 
 from __future__ import annotations
 
 import hmac
-import json
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from .errors import Refusal
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
+from .errors import Refusal
+from .responses import error_response
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OPEN = ("/", "/health")
-"""Paths that need no token: the page asks for one itself."""
-DRAINED = 16_777_216
-"""Limit of the bytes that are read of a refused request."""
+OPEN_PATHS = ("/", "/health")
+"""Paths that need no token: the page asks for one."""
+MAX_DRAINED = 16_777_216
+"""Bytes of a refused request that are still read, at most."""
 HEADERS = {
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cache-control": b"no-store",
-    b"cross-origin-resource-policy": b"same-origin",
-    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 
 
-def error_body(refusal: Refusal, param: str | None = None) -> dict[str, Any]:
-    """Return the body of an error response, in OpenAI's format."""
-    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
-    return {"error": {"message": str(refusal), "type": kind, "param": param, "code": refusal.code}}
-
-
 class Guard:
-    """ASGI middleware that refuses requests by their head and size, and adds headers to all responses.
+    """ASGI middleware that refuses invalid requests and adds security headers to all responses.
 
-    Starlette's TrustedHostMiddleware and FastAPI's HTTPBearer do not fit: their errors are not in OpenAI's format, and
-    the latter runs after the body was read.
+    Args:
+        app: The application.
+        max_bytes: Size of a request's body, at most.
+        token: Token that requests must have; None for no token.
+        hosts: Allowed host names; None for any.
+        on_response: Callback with scope, status and seconds of each request.
     """
 
     def __init__(
         self,
-        app: Any,
+        app: ASGIApp,
         *,
-        largest: int,
+        max_bytes: int,
         token: str | None,
         hosts: tuple[str, ...] | None,
-        on_request: Callable[[Message, int, float], None],
+        on_response: Callable[[Scope, int, float], None],
     ) -> None:
-        """Wrap `app`.
-
-        Args:
-            app: ASGI application.
-            largest: Limit of the bytes of a request's body.
-            token: Token that requests must carry; None for none.
-            hosts: Host names that requests may use; None for any.
-            on_request: Called with scope, status and seconds of each request.
-        """
-        self.app, self.largest, self.hosts, self.on_request = app, largest, hosts, on_request
+        self._app, self._max_bytes, self._hosts, self._on_response = app, max_bytes, hosts, on_response
         self._token = None if token is None else token.encode()
 
-    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        scope["began"], status = time.perf_counter(), 500
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                present = {name for name, _ in message.get("headers", ())}
-                added = [(name, value) for name, value in HEADERS.items() if name not in present]
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
+                status, headers = message["status"], MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
-            refusal = self._refused(scope)
-            if refusal is not None:
+            refusal = self._refusal(scope, Headers(scope=scope))
+            if refusal is None:
+                await self._app(scope, self._limited(receive), send_with_headers)
+            else:
                 await _drain(receive)
-                raise refusal
-            await self.app(scope, await self._whole(receive) if scope["method"] == "POST" else receive, answer)
-        except Refusal as refusal:
-            await _refuse(refusal, answer)
+                await error_response(refusal)(scope, receive, send_with_headers)
         finally:
-            self.on_request(scope, status, time.perf_counter() - began)
+            self._on_response(scope, status, time.perf_counter() - scope["began"])
 
-    def _refused(self, scope: Message) -> Refusal | None:
-        """Return why the head of a request is refused; None if it is not."""
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        host = headers.get(b"host", "")
-        # Against DNS rebinding: a foreign name that points to this address.
-        if self.hosts is not None and _split(f"//{host}")[1] not in self.hosts:
-            return Refusal(403, "wrong_host", f"Host header not allowed: {host[:100]!r}; see --names")
-        # Browsers send the origin of a request; only this server's page may send requests.
-        origin = headers.get(b"origin")
+    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
+        """Return why a request is refused because of its head, or None."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        # Against DNS rebinding: a website could let its host name point to this address.
+        if self._hosts is not None and _split(f"//{host}")[1] not in self._hosts:
+            allowed = ", ".join(self._hosts)
+            return Refusal(403, "wrong_host", f"Host header not allowed: {host[:100]!r}; expected one of {allowed}")
+        # Browsers send the origin of a page; only the page of this server may send requests.
         if origin is not None and _split(origin)[0] != host:
-            return Refusal(403, "wrong_origin", "requests from other sites' pages are not allowed")
-        if self._token is not None and scope["path"] not in OPEN:
-            kind, _, given = headers.get(b"authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._token):
-                return Refusal(401, "unauthorized", "missing or wrong token; send Authorization: Bearer TOKEN")
-        length = headers.get(b"content-length", "0")
-        if length.isdecimal() and int(length) > self.largest:
-            return self._too_large()
-        kind = headers.get(b"content-type", "application/json").partition(";")[0].strip().lower()
+            return Refusal(403, "wrong_origin", f"Origin header not allowed: {origin[:100]!r} is another website")
+        if self._token is not None and scope["path"] not in OPEN_PATHS:
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode("latin-1"), self._token):
+                return Refusal(
+                    401, "unauthorized", "token missing or wrong; send the header Authorization: Bearer TOKEN"
+                )
+        kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
-            return Refusal(415, "not_json", f"the content type must be application/json, got {kind[:100]!r}")
+            return Refusal(415, "not_json", f"Content-Type must be application/json, got {kind[:100]!r}")
         return None
 
-    async def _whole(self, receive: Receive) -> Receive:
-        """Read the whole body; return a `receive` that replays it. Raises Refusal if it is too large."""
-        body, more = bytearray(), True
-        while more:
+    def _limited(self, receive: Receive) -> Receive:
+        """Return `receive` with a limit for the whole body."""
+        size = 0
+
+        async def receive_limited() -> Message:
+            nonlocal size
             message = await receive()
-            if message["type"] == "http.disconnect":
-                return receive
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.largest:
-                if more:
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:
+                if message.get("more_body"):
                     await _drain(receive)
-                raise self._too_large()
-        given = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+                # FastAPI passes on no other error of reading a body.
+                raise HTTPException(
+                    413, f"the body of a request may have {self._max_bytes:,} bytes; append a longer text in pieces"
+                )
+            return message
 
-        async def replayed() -> Message:
-            return given.pop() if given else await receive()
-
-        return replayed
-
-    def _too_large(self) -> Refusal:
-        return Refusal(413, "too_large", f"a request may have {self.largest:,} bytes; append a longer text in parts")
+        return receive_limited
 
 
 def _split(url: str) -> tuple[str, str | None]:
-    """Return host and port of a URL, and the host alone; nothing if it is invalid."""
+    """Return host with port, and host name of a URL; neither if it is not a URL."""
     try:
         parts = urlsplit(url)
         return parts.netloc, parts.hostname
@@ -144,17 +127,9 @@ def _split(url: str) -> tuple[str, str | None]:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read the rest of a body of moderate size: many clients send all of it before they read the response."""
+    """Read the rest of a body of moderate size: many clients read no response before they have sent everything."""
     size, more = 0, True
-    while more and size < DRAINED:
+    while more and size < MAX_DRAINED:
         message = await receive()
         size += len(message.get("body", b""))
         more = message.get("more_body", False)
-
-
-async def _refuse(refusal: Refusal, send: Any) -> None:
-    headers = [(b"content-type", b"application/json")]
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(error_body(refusal)).encode()})

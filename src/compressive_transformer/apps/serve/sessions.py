@@ -1,4 +1,4 @@
-"""Sessions of a server: some in main memory, the others in files."""
+"""Sessions of a server, in main memory or in files."""
 
 from __future__ import annotations
 
@@ -9,217 +9,226 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...data.tokenizers import Tokenizer
 from ...errors import CompressiveError
+from ...generate import StreamState
+from ...generate.stream_state import fingerprint
+from ...model import CompressiveTransformer
 from .errors import Refusal
-from .state import State, States
+from .limits import Limits
 
-NAME = re.compile(r"[0-9a-f]{32}")
-AWAY, SAVED = ".safetensors", ".saved.safetensors"
+ID = re.compile(r"[0-9a-f]{32}")
+OFFLOADED, SAVED = ".safetensors", ".saved.safetensors"
 
 
 @dataclass(eq=False)
 class Session:
-    """One session; `state` is None while it is only on disk."""
+    """One session."""
 
     id: str
-    state: State | None
+    state: StreamState | None
+    """None while it is in a file."""
     used: float
     """Time of its last use, by the clock of `Sessions`."""
     busy: bool = False
     """True while a request uses it."""
 
 
-@dataclass
 class Sessions:
-    """All sessions by id. The least recently used are stored to `folder` and loaded on demand.
+    """All sessions by id. The least recently used are offloaded to files and loaded on demand.
 
-    A request takes a session exclusively, and returns it with `give`. Methods raise `Refusal`.
+    A request acquires a session, so that no other can use it, and releases it. Methods raise Refusal.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        limits: How many sessions there may be, and when they are idle.
+        folder: Folder of the files; None to have all sessions in main memory.
+
+    Raises:
+        CompressiveError: The folder cannot be used.
     """
 
-    states: States
-    folder: Path | None
-    resident_limit: int
-    """Sessions in main memory."""
-    total_limit: int
-    """Sessions in all."""
-    idle: float
-    """Seconds without a request after which a session is stored to `folder`, or deleted if there is none."""
-    clock: Callable[[], float] = time.monotonic
-    stored: int = 0
-    """Number of sessions stored to disk."""
-    loaded: int = 0
-    """Number of sessions loaded from disk."""
-    forgotten: int = 0
-    """Number of idle sessions that were deleted."""
-    _all: dict[str, Session] = field(default_factory=dict)
-    # Held while sessions are created, deleted, stored or loaded; the worker, which calls `give`, never waits for it.
-    _moving: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        if self.folder is None:
+    def __init__(
+        self, model: CompressiveTransformer, tokenizer: Tokenizer, limits: Limits, folder: Path | None
+    ) -> None:
+        self.clock: Callable[[], float] = time.monotonic
+        self.offloads = self.loads = self.drops = 0
+        self._model, self._model_id = model, fingerprint(model, tokenizer)  # reads all weights: once
+        self._limits, self._folder = limits, folder
+        self._all: dict[str, Session] = {}
+        # Held while sessions are added, removed, offloaded or loaded; the worker, which releases, never waits for it.
+        self._moving = threading.Lock()
+        if folder is None:
             return
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            names = {path.name.partition(".")[0] for path in self.folder.glob(f"*{AWAY}")}
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            ids = {path.name.partition(".")[0] for path in folder.glob(f"*{OFFLOADED}")}
         except OSError as error:
-            raise CompressiveError(f"{self.folder}: cannot be used for sessions: {error.strerror}") from None
-        self._all = {name: Session(name, None, self.clock()) for name in names if NAME.fullmatch(name)}
+            raise CompressiveError(f"{folder}: cannot hold sessions: {error.strerror}") from None
+        self._all = {id: Session(id, None, self.clock()) for id in ids if ID.fullmatch(id)}
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def resident(self) -> int:
-        """Sessions in main memory."""
-        return sum(session.state is not None for session in list(self._all.values()))
+        """Number of sessions in main memory."""
+        return len(self._resident())
 
-    def add(self, state: State) -> str:
-        """Create a session, and return its id."""
+    def add(self, state: StreamState) -> str:
+        """Return the id of a new session."""
         with self._moving:
-            if len(self._all) >= self.total_limit:
-                message = f"the server has {self.total_limit} sessions, its limit; delete some"
-                raise Refusal(429, "too_many_sessions", message)
+            if len(self._all) >= self._limits.stored:
+                raise _too_many(f"there are {self._limits.stored} sessions, the limit of this server; delete some")
             self._make_room()
             session = Session(secrets.token_hex(16), state, self.clock())
             self._all[session.id] = session
             return session.id
 
-    def take(self, id: str) -> Session:
-        """Return a session, loaded and marked busy. Raises Refusal if it is unknown or busy."""
+    def acquire(self, id: str) -> Session:
+        """Return a session, in main memory and busy. Raises Refusal if it is unknown or busy."""
         with self._moving:
             session = self._free(id)
             if session.state is None:
                 self._make_room()
-                session.state = self._load(session)
-                self.loaded += 1
+                path = self._path(id, OFFLOADED)
+                session.state = self._load(id, path if path.is_file() else self._path(id, SAVED))
+                self.loads += 1
             session.busy = True
             return session
 
-    def give(self, session: Session, state: State | None = None) -> None:
-        """End a request: the session has the new state, or its old one without."""
+    def release(self, session: Session, state: StreamState | None = None) -> None:
+        """End the use of a session, with a new state unless it is None."""
         if state is not None:
             session.state = state
         session.used = self.clock()
         session.busy = False
 
     @contextmanager
-    def taken(self, id: str) -> Iterator[Session]:
-        """Take a session for the time of the `with` block."""
-        session = self.take(id)
+    def acquired(self, id: str) -> Iterator[StreamState]:
+        """Acquire a session for a moment, and return its state."""
+        session = self.acquire(id)
+        assert session.state is not None
         try:
-            yield session
+            yield session.state
         finally:
-            self.give(session)
+            self.release(session)
 
-    def save(self, id: str) -> State:
-        """Save the state of a session to a file, for `restore` and for a restart after a crash."""
-        if self.folder is None:
-            raise _no_folder("saved")
-        with self.taken(id) as session:
-            self._write(session, SAVED)
-            self._path(session, AWAY).unlink(missing_ok=True)  # older than the saved file
-            assert session.state is not None
-            return session.state
+    def save(self, id: str) -> StreamState:
+        """Write a session's state to the file that `restore`, and a server after a crash, return to."""
+        self._check_folder("saved")
+        with self.acquired(id) as state:
+            self._write(id, SAVED, state)
+            self._path(id, OFFLOADED).unlink(missing_ok=True)  # older than the saved file
+            return state
 
-    def restore(self, id: str) -> State:
-        """Reset a session to its last saved state."""
-        if self.folder is None:
-            raise _no_folder("restored")
+    def restore(self, id: str) -> StreamState:
+        """Return a session to its saved state."""
+        self._check_folder("restored")
         with self._moving:
             session = self._free(id)
-            saved = self._path(session, SAVED)
+            saved = self._path(id, SAVED)
             if not saved.is_file():
-                raise Refusal(409, "never_saved", f"session {id} was never saved; save it first")
+                raise Refusal(409, "never_saved", f"session {id} was never saved: save it first")
             if session.state is None:
                 self._make_room()
-            session.state = state = self._read(session, saved)
+            session.state = state = self._load(id, saved)
             session.used = self.clock()
-            self._path(session, AWAY).unlink(missing_ok=True)
+            self._path(id, OFFLOADED).unlink(missing_ok=True)
             return state
 
     def delete(self, id: str) -> None:
         """Delete a session and its files."""
         with self._moving:
-            session = self._free(id)
-            if self.folder is not None:
-                for ending in (AWAY, SAVED):
-                    self._path(session, ending).unlink(missing_ok=True)
+            self._free(id)
+            if self._folder is not None:
+                for ending in (OFFLOADED, SAVED):
+                    self._path(id, ending).unlink(missing_ok=True)
             del self._all[id]
 
-    def store_idle(self) -> None:
-        """Store idle sessions to disk, or delete them if there is no folder."""
+    def offload_idle(self) -> None:
+        """Offload sessions that were idle for too long, or drop them without a folder."""
         with self._moving:
             now = self.clock()
-            for session in list(self._all.values()):
-                if session.state is None or session.busy or now - session.used < self.idle:
+            for session in self._resident():
+                if session.busy or now - session.used < self._limits.idle:
                     continue
-                if self.folder is None:
+                if self._folder is None:
                     del self._all[session.id]
-                    self.forgotten += 1
+                    self.drops += 1
                 else:
-                    self._store(session)
+                    self._offload(session)
 
-    def store_all(self) -> None:
-        """Store all sessions to disk before shutdown; without a folder they are lost."""
-        with self._moving:
-            for session in self._all.values():
-                if session.state is not None and self.folder is not None:
-                    with suppress(Refusal):  # it is in the log; the others are stored all the same
-                        self._store(session)
+    def offload_all(self) -> None:
+        """Offload all sessions, before the server ends; without a folder they are lost."""
+        if self._folder is not None:
+            with self._moving:
+                for session in self._resident():
+                    with suppress(Refusal):  # logged; the others must be written all the same
+                        self._offload(session)
+
+    def _resident(self) -> list[Session]:
+        return [session for session in list(self._all.values()) if session.state is not None]
 
     def _free(self, id: str) -> Session:
-        # Only ids that the server made become part of a path.
-        session = self._all.get(id) if NAME.fullmatch(id) else None
+        # An id is looked up among those that the server made; nothing else of a request becomes part of a path.
+        session = self._all.get(id) if ID.fullmatch(id) else None
         if session is None:
-            raise Refusal(404, "no_such_session", "no such session; it may have been deleted, or have expired")
+            raise Refusal(404, "no_such_session", "no such session; it may have been deleted, or dropped when idle")
         if session.busy:
-            raise Refusal(409, "session_busy", f"session {id} is in use by another request; wait for its end")
+            message = f"session {id} is in use by another request; wait until it ends, or fork the session earlier"
+            raise Refusal(409, "session_busy", message)
         return session
 
     def _make_room(self) -> None:
-        resident = [session for session in self._all.values() if session.state is not None]
-        if len(resident) < self.resident_limit:
+        """Offload the least recently used session if main memory is full."""
+        resident, limit = self._resident(), self._limits.resident
+        if len(resident) < limit:
             return
-        if self.folder is None:
-            message = f"the server has {self.resident_limit} sessions, its limit without --sessions DIR; delete one"
-            raise Refusal(429, "too_many_sessions", message)
+        if self._folder is None:
+            raise _too_many(f"there are {limit} sessions, the limit of a server without --sessions DIR; delete one")
         free = [session for session in resident if not session.busy]
         if not free:
-            message = f"all {self.resident_limit} sessions in memory are in use; try again later"
-            raise Refusal(429, "too_many_sessions", message, retry_after=1)
-        self._store(min(free, key=lambda session: session.used))
+            raise _too_many(f"all {limit} sessions in main memory are in use; retry later", retry_after=1)
+        self._offload(min(free, key=lambda session: session.used))
 
-    def _store(self, session: Session) -> None:
-        self._write(session, AWAY)
-        session.state = None
-        self.stored += 1
-
-    def _write(self, session: Session, ending: str) -> None:
+    def _offload(self, session: Session) -> None:
         assert session.state is not None
+        self._write(session.id, OFFLOADED, session.state)
+        session.state = None
+        self.offloads += 1
+
+    def _write(self, id: str, ending: str, state: StreamState) -> None:
         try:
-            self.states.write(self._path(session, ending), session.state)
+            state.save(self._path(id, ending), self._model_id)
         except CompressiveError as error:
             logging.getLogger(__name__).error("%s", error)
-            raise Refusal(507, "storage", f"session {session.id} could not be written to disk; see the log") from None
+            message = f"session {id} could not be written to disk; see the server's log"
+            raise Refusal(507, "storage", message) from None
 
-    def _load(self, session: Session) -> State:
-        away = self._path(session, AWAY)
-        return self._read(session, away if away.is_file() else self._path(session, SAVED))
-
-    def _read(self, session: Session, path: Path) -> State:
+    def _load(self, id: str, path: Path) -> StreamState:
         try:
-            return self.states.read(path)
+            state = StreamState.load(path, self._model, self._model_id)
+            if (state.logits is None) != (state.seen == 0):
+                raise CompressiveError("corrupt session file: next-token logits missing")
+            return state
         except CompressiveError as error:
-            message = str(error).removeprefix(f"{path}: ")  # clients must not learn paths
-            raise Refusal(409, "session_unreadable", f"session {session.id} cannot be loaded: {message}") from None
+            message = str(error).removeprefix(f"{path}: ")  # clients need not know the path
+            raise Refusal(409, "session_unreadable", f"session {id} cannot be loaded: {message}") from None
 
-    def _path(self, session: Session, ending: str) -> Path:
-        assert self.folder is not None
-        return self.folder / (session.id + ending)
+    def _path(self, id: str, ending: str) -> Path:
+        assert self._folder is not None
+        return self._folder / (id + ending)
+
+    def _check_folder(self, verb: str) -> None:
+        if self._folder is None:
+            message = f"sessions cannot be {verb}: the server was started without --sessions DIR"
+            raise Refusal(409, "no_folder", message)
 
 
-def _no_folder(what: str) -> Refusal:
-    return Refusal(409, "no_folder", f"sessions cannot be {what}: the server was started without --sessions DIR")
+def _too_many(message: str, *, retry_after: int | None = None) -> Refusal:
+    return Refusal(429, "too_many_sessions", message, retry_after=retry_after)

@@ -1,61 +1,46 @@
-"""The thread that works with the model: for all sessions together, a segment or a token at a time."""
+"""The thread that runs the model, for all sessions."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ...attention.positions import PositionCache
-from ...generate import CachedDecoder
+from ...generate import StreamState
 from ...memory import join
 from ...model import CompressiveTransformer
-from ...model.embedding import token_nats
-from .errors import Refusal, gone, stopping
+from .errors import Refusal, cancelled, stopping
 from .jobs import Job
-from .state import State
-
-
-@dataclass(eq=False)
-class Slot:
-    """A job that writes. Its place in the list of slots is that of its lane in the decoder."""
-
-    job: Job
-    logits: Tensor
-    """Logits of the next token, `[vocab_size]`."""
+from .lanes import Lanes
 
 
 class Worker:
-    """Continuous batching: each iteration prefills at most a segment for some sessions, then decodes a token for each
-    session that writes.
+    """Continuous batching in one thread.
 
-    So no text delays others for longer than its share. Each batch is one pass of the model, whose lanes may have any
-    ages.
+    Each iteration prefills at most one segment per waiting job, then decodes one token per generating job, so a long
+    text does not block the others. Jobs that generate more than a segment take turns if there are more than lanes.
+
+    Args:
+        model: The model.
+        batch_size: Jobs per forward pass.
+        queue: Waiting and running jobs, at most.
     """
 
     def __init__(self, model: CompressiveTransformer, *, batch_size: int, queue: int) -> None:
-        """Start the thread.
-
-        Args:
-            model: The model, in evaluation mode.
-            batch_size: Sessions that are read, or written, in one pass.
-            queue: Requests that may wait or run at the same time.
-        """
-        self.model, self.batch_size, self.queue = model, batch_size, queue
+        self.model = model
+        self.batch_size = batch_size
+        self.queue = queue
         self.tokens_read = self.tokens_written = 0
-        self._decoder, self._position_cache = CachedDecoder(model), PositionCache()
+        self._lanes, self._position_cache = Lanes(model), PositionCache()
         self._changed = threading.Condition()
         self._new: deque[Job] = deque()
         self._reading: deque[Job] = deque()
-        self._joining: deque[Job] = deque()
-        self._slots: list[Slot] = []
-        self._state_requests: deque[tuple[Job, Future[State]]] = deque()
+        self._waiting: deque[Job] = deque()  # for a lane
+        self._state_requests: deque[tuple[Job, Future[StreamState]]] = deque()
         self._unfinished = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -63,7 +48,7 @@ class Worker:
 
     @property
     def unfinished(self) -> int:
-        """Requests that wait or run."""
+        """Number of waiting and running jobs."""
         return self._unfinished
 
     @property
@@ -72,20 +57,20 @@ class Worker:
         return self._thread.is_alive() and not self._stopping
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Raises Refusal if too many wait, and while stopping."""
+        """Enqueue a job. Raises Refusal if the queue is full or the worker stops."""
         with self._changed:
             if self._stopping:
                 raise stopping()
             if self._unfinished >= self.queue:
-                message = f"{self.queue} requests wait or run, the limit of this server; try again later"
+                message = f"the queue is full: {self.queue} requests are waiting or running; retry later"
                 raise Refusal(429, "queue_full", message, retry_after=1)
             self._unfinished += 1
             self._new.append(job)
             self._changed.notify()
 
-    def current_state(self, job: Job) -> State:
-        """Return the state of a job between two of its tokens or segments. Raises Refusal while stopping."""
-        future: Future[State] = Future()
+    def current_state(self, job: Job) -> StreamState:
+        """Return the state of a job between two tokens or segments. Raises Refusal if the worker stops."""
+        future: Future[StreamState] = Future()
         with self._changed:
             if self._stopping:
                 raise stopping()
@@ -94,7 +79,7 @@ class Worker:
         return future.result()
 
     def stop(self) -> None:
-        """Stop: written text is kept up to here, texts that are not read to their end are discarded."""
+        """Stop, and wait for it: generation ends with what was written, texts that are being read are discarded."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -102,136 +87,103 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        while self._wait():
+        while self._accept():
             self._drop_cancelled()
-            self._answer_state_requests()
+            while self._state_requests:
+                job, future = self._state_requests.popleft()
+                future.set_result(self._lanes.state_of(job))
             if self._reading:
-                self._read()
-            self._take_turns()
-            if self._slots:
-                self._write()
-        while self._slots:
-            self._end(self._free(len(self._slots) - 1), "stopping")
-        for job in self._joining:
-            self._end(job, "stopping")
+                self._prefill()
+            self._fill_lanes()
+            if self._lanes:
+                self._decode()
+        for job in (*map(self._lanes.leave, self._lanes), *self._waiting):
+            self._finish(job, "stopping")
         for job in (*self._new, *self._reading):
             self._fail(job, stopping())
         for _, future in self._state_requests:
             future.set_exception(stopping())
 
-    def _wait(self) -> bool:
-        """Wait for work, and sort new jobs in; return False when stopping."""
+    def _accept(self) -> bool:
+        """Wait for work and enqueue new jobs; return False to stop."""
         with self._changed:
-            work = (self._new, self._state_requests, self._reading, self._joining, self._slots)
-            while not (self._stopping or any(work)):
+            while not any((self._stopping, self._new, self._state_requests, self._reading, self._waiting, self._lanes)):
                 self._changed.wait()
             while self._new and not self._stopping:
-                self._sort(self._new.popleft())
+                self._schedule(self._new.popleft())
             return not self._stopping
 
-    def _answer_state_requests(self) -> None:
-        while self._state_requests:
-            job, future = self._state_requests.popleft()
-            state = job.state
-            for place, slot in enumerate(self._slots):
-                if slot.job is job:
-                    state = job.written(self._decoder.lane(place), slot.logits)
-            future.set_result(state)
-
-    def _sort(self, job: Job) -> None:
+    def _schedule(self, job: Job) -> None:
+        """Put a job where its next step is done, or end it."""
         if len(job.left):
             self._reading.append(job)
-        elif job.writing is not None:
-            self._joining.append(job)
+        elif job.writer.reason:
+            self._finish(job, job.writer.reason)
         else:
-            self._end(job, "read")
+            self._waiting.append(job)
 
     def _drop_cancelled(self) -> None:
-        """End jobs of clients that disconnected: written text is kept, a text that was not read whole is not."""
-        self._end_slots(lambda job: "cancelled" if job.cancelled else "")
-        for job in [job for job in self._joining if job.cancelled]:
-            self._joining.remove(job)
-            self._end(job, "cancelled")
+        """End jobs of disconnected clients: generated text is kept, texts that were not read completely are not."""
+        for lane in self._lanes:
+            if lane.job.cancelled:
+                self._finish(self._lanes.leave(lane), "cancelled")
+        for job in [job for job in self._waiting if job.cancelled]:
+            self._waiting.remove(job)
+            self._finish(job, "cancelled")
         for job in [job for job in self._reading if job.cancelled]:
             self._reading.remove(job)
-            self._fail(job, gone())
+            self._fail(job, cancelled())
 
-    @torch.no_grad()
-    def _read(self) -> None:
-        """Read up to the end of a segment for the sessions whose turn it is."""
+    def _prefill(self) -> None:
+        """Read up to the next commit for the first jobs of the queue."""
         jobs = [self._reading.popleft() for _ in range(min(self.batch_size, len(self._reading)))]
-        lengths = torch.tensor([job.room for job in jobs])
-        tokens = torch.zeros(len(jobs), int(lengths.max()), dtype=torch.int64)
-        for row, job in zip(tokens, jobs, strict=True):
-            row[: job.room] = job.left[: job.room]
         try:
-            memory = join([job.state.memory for job in jobs])
-            device = self.model.embedding.weight.device
-            output = self.model(tokens.to(device), memory, lengths, position_cache=self._position_cache)
-            for lane, (job, length) in enumerate(zip(jobs, lengths.tolist(), strict=True)):
-                job.read(output.memory.select(torch.tensor([lane])), output.logits[lane, :length])
+            self._read(jobs)
         except Exception as error:
+            self._fail_unexpectedly(jobs, error)
+        else:
             for job in jobs:
-                self._fail(job, _unexpected(error))
-            return
-        self.tokens_read += int(lengths.sum())
-        for job in jobs:
-            self._sort(job)
-
-    def _take_turns(self) -> None:
-        """Give slots to waiting jobs: free ones, or those of jobs that have written a segment in their turn."""
-        while self._joining:
-            if len(self._slots) == self.batch_size:
-                place = max(range(self.batch_size), key=lambda place: self._slots[place].job.turn)
-                if self._slots[place].job.turn < self.model.config.segment_length:
-                    return
-                self._joining.append(self._free(place))
-            self._join(self._joining.popleft())
-
-    def _join(self, job: Job) -> None:
-        try:
-            assert job.state.logits is not None
-            self._decoder.join(job.state.memory)
-        except Exception as error:
-            self._fail(job, _unexpected(error))
-            return
-        self._slots.append(Slot(job, job.state.logits))
+                self._schedule(job)
 
     @torch.no_grad()
-    def _write(self) -> None:
-        """Write one token for each slot."""
+    def _read(self, jobs: list[Job]) -> None:
+        chunks = [job.chunk for job in jobs]
+        lengths = torch.tensor([len(chunk) for chunk in chunks])
+        tokens = torch.nn.utils.rnn.pad_sequence(chunks, batch_first=True).to(self.model.embedding.weight.device)
+        memory = join([job.state.memory for job in jobs])
+        output = self.model(tokens, memory, lengths, position_cache=self._position_cache)
+        for lane, (job, chunk) in enumerate(zip(jobs, chunks, strict=True)):
+            job.read(output.memory.select(torch.tensor([lane])), output.logits[lane, : len(chunk)])
+        self.tokens_read += int(lengths.sum())
+
+    def _fill_lanes(self) -> None:
+        """Let waiting jobs generate, in free lanes or instead of jobs that have generated a segment in their turn."""
+        while self._waiting:
+            if len(self._lanes) == self.batch_size:
+                longest = max(self._lanes, key=lambda lane: lane.job.turn)
+                if longest.job.turn < self.model.config.segment_length:
+                    return
+                self._schedule(self._lanes.leave(longest))
+            job = self._waiting.popleft()
+            try:
+                self._lanes.join(job)
+            except Exception as error:
+                self._fail_unexpectedly([job], error)
+
+    def _decode(self) -> None:
+        """Generate one token in each lane."""
         try:
-            drawn = torch.tensor([slot.job.draw(slot.logits) for slot in self._slots])
-            logits = torch.stack([slot.logits for slot in self._slots])
-            tokens = drawn.to(logits.device)
-            nats = token_nats(logits[None], tokens[None])[0].tolist()
-            logits = self._decoder.step(tokens)
+            self._lanes.step()
         except Exception as error:
-            for slot in self._slots:
-                self._fail(slot.job, _unexpected(error))
-            self._slots, self._decoder = [], CachedDecoder(self.model)
+            self._fail_unexpectedly([lane.job for lane in self._lanes], error)
+            self._lanes = Lanes(self.model)  # the state of the old ones is unknown
             return
-        self.tokens_written += len(nats)
-        for slot, row, token, token_nat in zip(self._slots, logits, drawn.tolist(), nats, strict=True):
-            slot.logits = row
-            slot.job.wrote(token, token_nat)
-        self._end_slots(lambda job: job.reason)
+        self.tokens_written += len(self._lanes)
+        for lane in self._lanes:
+            if lane.job.writer.reason:
+                self._schedule(self._lanes.leave(lane))
 
-    def _end_slots(self, reason: Callable[[Job], str]) -> None:
-        """End the jobs of slots for which there is a reason."""
-        for place in reversed(range(len(self._slots))):
-            if why := reason(self._slots[place].job):
-                self._end(self._free(place), why)
-
-    def _free(self, place: int) -> Job:
-        """Free a slot and return its job, paused; the last slot moves there, as its lane does in the decoder."""
-        slot, last = self._slots[place], self._slots.pop()
-        if slot is not last:
-            self._slots[place] = last
-        slot.job.pause(self._decoder.leave(place), slot.logits.clone())
-        return slot.job
-
-    def _end(self, job: Job, reason: str) -> None:
+    def _finish(self, job: Job, reason: str) -> None:
         self._unfinished -= 1
         job.finish(reason)
 
@@ -239,7 +191,7 @@ class Worker:
         self._unfinished -= 1
         job.fail(refusal)
 
-
-def _unexpected(error: Exception) -> Refusal:
-    logging.getLogger(__name__).error("a request failed", exc_info=error)
-    return Refusal(500, "internal", "internal server error; the session is unchanged, see the log of the server")
+    def _fail_unexpectedly(self, jobs: list[Job], error: Exception) -> None:
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+        for job in jobs:
+            self._fail(job, Refusal(500, "internal", "internal error: nothing was changed; see the server's log"))

@@ -1,4 +1,4 @@
-"""The server process, from the first request to a clean shutdown."""
+"""A server in its process, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,46 +16,45 @@ from .engine import Engine
 from .middleware import LOOPBACK
 
 GRACE = 10
-"""Seconds to finish responses after a signal to stop."""
+"""Seconds in which responses can end after the signal."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 is any free port. Raises CompressiveError if the address is not available."""
     if not 0 <= port < 65_536:
-        raise CompressiveError(f"port ({port}) must be 0 (any that is free) to 65535")
+        raise CompressiveError(f"port ({port}) must be 0 (any free port) to 65535")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise CompressiveError(
-            f"cannot serve at {host} port {port}: {error}; choose another --host or --port"
-        ) from None
+        message = f"cannot serve at {host} port {port}: {error}; choose another --host or --port"
+        raise CompressiveError(message) from None
 
 
 def serve(
-    engine: Engine, name: str, listening: socket.socket, *, token: str | None = None, names: Sequence[str] = ()
+    engine: Engine, name: str, listener: socket.socket, *, token: str | None = None, names: Sequence[str] = ()
 ) -> None:
-    """Serve requests until Ctrl-C or SIGTERM, then end running jobs and store sessions.
+    """Serve until Ctrl-C or SIGTERM, then end all jobs and offload sessions.
 
     Args:
         engine: The engine.
-        name: Name of the model for clients.
-        listening: A socket of `bind`.
-        token: Token that requests must carry; None for none.
-        names: Host names that requests may use, besides those of loopback; without any, all names are allowed unless
-            the server listens on loopback.
+        name: Name of the model.
+        listener: A listening socket, from `bind`.
+        token: Token that requests must have; None for no token.
+        names: Allowed host names besides those of loopback; without any, and not on loopback, all are allowed.
     """
-    any_name = not names and listening.getsockname()[0] not in LOOPBACK
+    any_name = not names and listener.getsockname()[0] not in LOOPBACK
     app = create_app(engine, name, token=token, hosts=None if any_name else (*LOOPBACK, *names))
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=GRACE
     )
-    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    # uvicorn raises the signal again after a graceful end.
+    handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
     try:
-        _Server(config, engine).run([listening])
+        _Server(config, engine).run([listener])
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         engine.stop()
 
@@ -66,6 +65,6 @@ class _Server(uvicorn.Server):
         self._engine = engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop the engine first: it ends its streams, so that the server need not wait for them."""
+        """Stop the engine first: its streams end, so uvicorn need not wait for them."""
         threading.Thread(target=self._engine.stop).start()
         super().handle_exit(sig, frame)
