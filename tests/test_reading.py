@@ -9,7 +9,7 @@ import torch
 
 from compressive_transformer.data import Corpus, lanes
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.evaluate import read_segments, read_split
+from compressive_transformer.evaluate import read_segments, read_split, text_segments
 from compressive_transformer.model import CompressiveTransformer
 from runs import tiny_model
 
@@ -69,3 +69,15 @@ def test_other_tokens_and_too_few_lanes_are_refused_at_the_call(corpus: Corpus) 
         read_split(tiny_model(vocab_size=300), corpus.test, batch_size=1)
     with pytest.raises(CompressiveError, match=r"batch_size \(0\) must be at least the number of processes \(1\)"):
         read_split(tiny_model(), corpus.test, batch_size=0)
+
+
+def test_a_text_in_memory_is_read_as_its_document(model: CompressiveTransformer, corpus: Corpus) -> None:
+    ids = torch.from_numpy(corpus.test.read(0))
+    inputs, length = torch.cat([torch.tensor([corpus.tokenizer.start]), ids[:-1]]), model.config.segment_length
+    ours = text_segments(inputs[None], ids[None], lengths=torch.tensor([len(ids)]), segment_length=length)
+    for found, expected in zip(ours, lanes(corpus.test, batch_size=1, length=length), strict=False):
+        width = int(expected.lengths)  # segments on disk are padded
+        assert torch.equal(found.tokens, expected.tokens[:, :width])
+        assert torch.equal(found.targets, expected.targets[:, :width])
+        assert (found.starts, found.lengths, found.documents) == (expected.starts, expected.lengths, expected.documents)
+        assert found.total_targets == expected.total_targets

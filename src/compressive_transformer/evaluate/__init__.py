@@ -10,7 +10,7 @@ from .buckets import BORDERS, Buckets, ByFrequency, ByPosition
 from .compare import Comparison, compare, compare_runs
 from .cost import Cost, Description, describe
 from .dynamic import dynamic_evaluate
-from .reading import ReadSegment, read_segments, read_split
+from .reading import ReadSegment, read_segments, read_split, text_segments
 from .recall import Recall, recall_accuracy
 from .reconstruction import Reconstruction, measure_reconstruction
 from .result import Evaluation, Score
@@ -40,5 +40,6 @@ __all__ = [
     "read_split",
     "recall_accuracy",
     "sweep",
+    "text_segments",
     "truncate_split",
 ]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..attention.positions import PositionCache
 from ..data import Segment, Split
 from ..data.lanes import Lanes
 from ..errors import CompressiveError
 from ..memory import Memory
-from ..model import CompressiveTransformer, Output, evaluation_mode
+from ..model import IGNORE_INDEX, CompressiveTransformer, Output, evaluation_mode
 
 
 class ReadSegment(NamedTuple):
@@ -91,3 +92,28 @@ def read_segments(
                 output = model(segment.tokens.to(device), memory, segment.lengths, targets, position_cache=cache)
             yield ReadSegment(segment, memory, output)
             memory = output.memory.detach()
+
+
+def text_segments(
+    tokens: Tensor, targets: Tensor, *, lengths: Tensor, segment_length: int, documents: Tensor | None = None
+) -> Iterator[Segment]:
+    """Yield the segments of texts in memory, one text per lane, each the start of a document.
+
+    Args:
+        tokens: Inputs, `[batch, tokens]`: the start id and all tokens of a text but the last.
+        targets: Tokens to predict, `[batch, tokens]`; -100 for those that are not scored.
+        lengths: Lengths of the texts (tokens), `[batch]`.
+        segment_length: Length of a segment (tokens).
+        documents: Number of the text in each lane, `[batch]`, -1 for a lane without a text; by default 0, 1, ...
+    """
+    documents = torch.arange(len(tokens)) if documents is None else documents
+    pieces = zip(tokens.split(segment_length, 1), targets.split(segment_length, 1), strict=True)
+    for number, (inputs, wanted) in enumerate(pieces):
+        yield Segment(
+            tokens=inputs,
+            targets=wanted,
+            starts=torch.full((len(tokens),), number == 0),
+            lengths=(lengths - number * segment_length).clamp(0, inputs.shape[1]),
+            documents=documents,
+            total_targets=int((wanted != IGNORE_INDEX).sum()),
+        )

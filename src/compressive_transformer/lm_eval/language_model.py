@@ -14,7 +14,7 @@ from torch import Tensor
 from ..checkpoint import load
 from ..data import Segment
 from ..errors import CompressiveError
-from ..evaluate import read_segments
+from ..evaluate import read_segments, text_segments
 from ..generate.stream import Stream
 from ..model.embedding import IGNORE_INDEX, token_nats
 
@@ -96,9 +96,8 @@ class CompressiveLM(LM):  # type: ignore[misc]
         """Return for each row of ids ln p of those from place `first` of the text, and True if all are likeliest."""
         nats, likeliest = torch.zeros(len(rows), dtype=torch.float64), torch.ones(len(rows), dtype=torch.bool)
         for segment, _, output in read_segments(self.model, self._segments(rows), with_targets=not greedy):
-            busy = segment.documents >= 0
+            busy, lost = segment.documents >= 0, output.nats
             documents = segment.documents[busy]
-            lost = output.nats
             if greedy:
                 targets = segment.targets.to(output.logits.device)
                 lost = token_nats(output.logits, targets)
@@ -111,29 +110,18 @@ class CompressiveLM(LM):  # type: ignore[misc]
     def _segments(self, rows: Sequence[tuple[Tensor, int]]) -> Iterator[Segment]:
         """Yield the segments of all rows, `batch_size` of them side by side, the longest first.
 
-        The last lanes are empty where there are fewer rows.
+        The last lanes are empty if there are fewer rows.
         """
-        order = sorted(range(len(rows)), key=lambda row: -len(rows[row][0]))
+        order, lanes = sorted(range(len(rows)), key=lambda row: -len(rows[row][0])), min(self.batch_size, len(rows))
         for start in range(0, len(order), self.batch_size):
-            yield from self._batch_segments(rows, order[start : start + self.batch_size])
-
-    def _batch_segments(self, rows: Sequence[tuple[Tensor, int]], numbers: list[int]) -> Iterator[Segment]:
-        lanes, length = min(self.batch_size, len(rows)), self.model.config.segment_length
-        documents = torch.full((lanes,), -1)
-        documents[: len(numbers)] = torch.tensor(numbers)
-        lengths = torch.zeros(lanes, dtype=torch.int64)
-        lengths[: len(numbers)] = torch.tensor([len(rows[number][0]) - 1 for number in numbers])
-        tokens, targets = (torch.full((lanes, max(1, int(lengths.max()))), fill) for fill in (0, IGNORE_INDEX))
-        for lane, number in enumerate(numbers):
-            ids, first = rows[number]
-            tokens[lane, : len(ids) - 1] = ids[:-1]
-            targets[lane, first : len(ids) - 1] = ids[first + 1 :]
-        for first, (inputs, wanted) in enumerate(zip(tokens.split(length, 1), targets.split(length, 1), strict=True)):
-            yield Segment(
-                tokens=inputs,
-                targets=wanted,
-                starts=torch.full((lanes,), first == 0),
-                lengths=(lengths - first * length).clamp(0, inputs.shape[1]),
-                documents=documents,
-                total_targets=int((wanted != IGNORE_INDEX).sum()),
-            )
+            numbers = order[start : start + self.batch_size]
+            width = max(1, len(rows[numbers[0]][0]) - 1)
+            tokens, targets = torch.zeros(lanes, width, dtype=torch.int64), torch.full((lanes, width), IGNORE_INDEX)
+            lengths, documents = torch.zeros(lanes, dtype=torch.int64), torch.full((lanes,), -1)
+            for lane, number in enumerate(numbers):
+                ids, first = rows[number]
+                lengths[lane], documents[lane] = len(ids) - 1, number
+                tokens[lane, : len(ids) - 1] = ids[:-1]
+                targets[lane, first : len(ids) - 1] = ids[first + 1 :]
+            length = self.model.config.segment_length
+            yield from text_segments(tokens, targets, lengths=lengths, documents=documents, segment_length=length)

@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...attention.positions import PositionCache
+from ...data import Segment
 from ...data.tokenizers import Tokenizer
 from ...errors import CompressiveError
+from ...evaluate import read_segments, text_segments
 from ...evaluate.buckets import TokenSpans
 from ...evaluate.reconstruction import Reconstruction, squares_of_commits, watched_commits
 from ...memory import Memory
-from ...model import CompressiveTransformer, evaluation_mode, with_lengths
+from ...model import CompressiveTransformer, Output, with_lengths
 from .attention import AttentionByAge, TokenAttention, attention_of_tokens, observed_attention
 from .kept import KeptWatch
 from .result import Inspection
@@ -68,15 +69,15 @@ def inspect_text(
     _check(len(ids), tokens, spread)
     evenly = {(2 * number + 1) * len(ids) // (2 * spread) for number in range(spread)}
     inputs = torch.cat([torch.tensor([tokenizer.start]), ids[:-1]])
-    length = model.config.segment_length
-    with evaluation_mode(model):
-        reader = _Reader(model, len(ids), sorted(evenly.union(tokens)), spread)
-        with reader.watching():
-            for segment, targets in zip(inputs.split(length), ids.split(length), strict=True):
-                reader.read(segment, targets)
-                if progress is not None:
-                    progress(len(segment))
-        return reader.result(TokenSpans.from_ids(tokenizer, ids.numpy()))
+    lengths, length = torch.tensor([len(ids)]), model.config.segment_length
+    segments = list(text_segments(inputs[None], ids[None], lengths=lengths, segment_length=length))
+    reader = _Reader(model, len(ids), sorted(evenly.union(tokens)), spread)
+    with reader.reading(segments):
+        for segment in segments:
+            reader.read()
+            if progress is not None:
+                progress(segment.total_targets)
+    return reader.result(TokenSpans.from_ids(tokenizer, ids.numpy()))
 
 
 def _check(length: int, tokens: Sequence[int], spread: int) -> None:
@@ -89,8 +90,10 @@ def _check(length: int, tokens: Sequence[int], spread: int) -> None:
         raise CompressiveError(f"spread ({spread}) must be 0 or more")
 
 
-def _finite(nats: Tensor, first: int) -> NDArray[np.float64]:
-    """Return `nats [segment]`. Raises CompressiveError if one, of the tokens from `first` on, is not finite."""
+def _finite(output: Output, first: int) -> NDArray[np.float64]:
+    """Return the nats `[segment]`. Raises CompressiveError if one, of the tokens from `first` on, is not finite."""
+    assert output.nats is not None
+    nats = output.nats[0]
     if len(broken := (~nats.isfinite()).nonzero()):
         raise CompressiveError(
             f"the probability of token {first + int(broken[0])} of the text is not finite; the weights may be damaged: "
@@ -106,9 +109,6 @@ class _Reader:
     def __init__(self, model: CompressiveTransformer, tokens: int, chosen: list[int], best: int) -> None:
         self._model, self._chosen, self._best = model, chosen, best
         self._compresses = any(layout.compressed_length for layout in model.layouts)
-        self._plain = with_lengths(model, compressed_length=0) if self._compresses else None
-        self._memory, self._position_cache = model.empty_memory(1), PositionCache()
-        self._plain_memory = self._plain.empty_memory(1) if self._plain else None
         self._nats, self._nats_without = np.zeros(tokens), np.zeros(tokens)
         self._by_age, self._kept = AttentionByAge(model), KeptWatch(model)
         self._squares = torch.zeros(model.config.n_layers, 3, dtype=torch.float64)
@@ -116,32 +116,32 @@ class _Reader:
         self._helped: list[tuple[float, int, TokenAttention]] = []  # nats gained, −place: a heap
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Observe the model inside the `with` block, for `read`."""
-        with watched_commits(self._model) as self._commits:
+    def reading(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """Read the segments of a text inside the `with` block, one at each call of `read`."""
+        with contextlib.ExitStack() as stack:
+            self._commits = stack.enter_context(watched_commits(self._model))
+            read = read_segments(self._model, segments, with_targets=True)
+            self._read = stack.enter_context(contextlib.closing(read))
+            if self._compresses:
+                plain = with_lengths(self._model, compressed_length=0)
+                read = read_segments(plain, segments, with_targets=True)
+                self._plain_read = stack.enter_context(contextlib.closing(read))
             yield
 
-    def read(self, inputs: Tensor, targets: Tensor) -> None:
-        """Read the next segment: `inputs` and `targets [segment]`."""
-        before, device = self._memory, self._model.embedding.weight.device
-        first = int(before.seen)
-        places = slice(first, first + len(inputs))
-        inputs, targets = inputs.to(device), targets.to(device)
+    def read(self) -> None:
+        """Read the next segment."""
         kept = self._kept.slots()
         self._commits.clear()
         with observed_attention(self._model, self._by_age.add), self._kept.watching():
-            output = self._model(inputs[None], before, None, targets[None], position_cache=self._position_cache)
-        self._memory, after = output.memory, output.memory.seen
-        self._nats[places] = _finite(output.nats[0], first)
+            segment, before, output = next(self._read)
+        first, after = int(before.seen), output.memory.seen
+        places = slice(first, int(after))
+        self._nats[places] = _finite(output, first)
         self._squares += squares_of_commits(self._model, self._commits, before=before.seen, after=after)
         self._kept.read(before=before.seen, after=after)
-        if self._plain is not None:
-            output = self._plain(
-                inputs[None], self._plain_memory, None, targets[None], position_cache=self._position_cache
-            )
-            self._plain_memory = output.memory
-            self._nats_without[places] = _finite(output.nats[0], first)
-        self._attend(inputs, before, places, kept)
+        if self._compresses:
+            self._nats_without[places] = _finite(next(self._plain_read).output, first)
+        self._attend(segment.tokens[0].to(self._model.embedding.weight.device), before, places, kept)
 
     def _attend(self, inputs: Tensor, before: Memory, places: slice, kept: dict[int, list[int]]) -> None:
         """Keep the attention of chosen tokens of the segment, and of those that gain more than any before."""
@@ -149,7 +149,7 @@ class _Reader:
         gains = self._nats_without[places] - self._nats[places]
         least = self._helped[0][0] if self._helped and len(self._helped) == self._best else 0.0
         order = np.argsort(-gains, kind="stable")[: self._best].tolist()
-        helped = [places.start + place for place in order if gains[place] > least and self._plain is not None]
+        helped = [places.start + place for place in order if gains[place] > least and self._compresses]
         wanted = sorted({*chosen, *helped})
         if not wanted:
             return
