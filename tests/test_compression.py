@@ -220,7 +220,7 @@ def test_heads_that_cannot_be_are_refused():
 
 
 def test_an_unknown_function_is_refused_with_the_ways_to_register_it():
-    functions = "mean, max, conv, conv-overlap, dilated, most-used, attention"
+    functions = ", ".join(COMPRESSIONS)
     known = rf"compression \('sum'\) is not .*known: {functions}. Register your own"
     with pytest.raises(CompressiveError, match=rf'{known} with COMPRESSIONS\["sum"\] = .*--plugin FILE.py COMMAND'):
         built("sum", 3)
