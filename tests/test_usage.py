@@ -140,7 +140,7 @@ def test_usage_is_saved_and_kept_in_single_precision_at_least(tmp_path):
     }
 
 
-@pytest.mark.parametrize("compression", [name for name in COMPRESSIONS if name != "most-used"])
+@pytest.mark.parametrize("compression", [name for name, kind in COMPRESSIONS.items() if not kind.uses_usage])
 def test_functions_that_do_not_ask_pay_nothing(compression, monkeypatch):
     monkeypatch.setattr(AttentionSums, "__init__", lambda *arguments: pytest.fail("usage was computed"))
     memory = small_model(compression=compression)(random_tokens(2, 40)).memory
