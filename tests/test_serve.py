@@ -20,8 +20,8 @@ from compressive_transformer.apps.serve.jobs import Event, Failed, Finished, Job
 from compressive_transformer.apps.serve.memory_view import last_attention, pieces_of, slots_of
 from compressive_transformer.data.tokenizers import ByteTokenizer, train_bpe
 from compressive_transformer.errors import CompressiveError
-from compressive_transformer.generate.sampling import Sampling
-from compressive_transformer.generate.stream import Stream
+from compressive_transformer.generate import Sampling, Stream, StreamState
+from compressive_transformer.generate.stream_state import fingerprint
 from compressive_transformer.memory import Memory
 from compressive_transformer.model import CompressiveTransformer
 from runs import MODEL, tiny_model
@@ -406,6 +406,13 @@ def test_wrong_and_damaged_files_are_refused_without_their_path(
     with pytest.raises(Refusal, match="cannot be loaded: not a stream of this model: its config differs") as refused:
         engine_of(tiny_model(d_model=8).eval(), tmp_path).state(id)
     assert str(tmp_path) not in str(refused.value)
+    other = Engine(engine.model, BYTES)
+    read(other, session := other.create(), BOOK[:20])
+    incomplete = StreamState(memory_of(other, session))
+    other.stop()
+    incomplete.save(tmp_path / f"{id}.safetensors", fingerprint(engine.model, BYTES))
+    with pytest.raises(Refusal, match="corrupt session file: next-token logits missing"):
+        engine_of(folder=tmp_path).state(id)
     (tmp_path / f"{id}.safetensors").write_bytes(b"nothing")
     with pytest.raises(Refusal, match="cannot be loaded: not a readable safetensors file") as refused:
         engine_of(folder=tmp_path).state(id)

@@ -51,6 +51,14 @@ def stream() -> Stream:
     return Stream(tiny_model(seed=1).eval(), BYTES)
 
 
+def measured(server: Served) -> dict[str, float]:
+    """Return the metrics but for buckets of histograms, by name and labels."""
+    answer = server.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
+    return {" ".join((one.name, *one.labels.values())): one.value for one in samples if "le" not in one.labels}
+
+
 # --- sessions ---
 
 
@@ -141,7 +149,11 @@ def test_the_memory_of_a_session_is_listed_slot_by_slot(server: Served) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_generation_ends_when_the_client_disconnects(server: Served, stream: bool) -> None:
-    id, before = server.new(), server.engine.worker.tokens_written
+    id, before, cancelled = (
+        server.new(),
+        server.engine.worker.tokens_written,
+        measured(server)["compressive_cancelled_total"],
+    )
     asked = {"tokens": 4096, "stream": stream}
     if stream:
         with server.client.stream("POST", f"/sessions/{id}/generate", json=asked) as answer:
@@ -153,6 +165,7 @@ def test_generation_ends_when_the_client_disconnects(server: Served, stream: boo
     while server.engine.worker.unfinished and time.monotonic() < deadline:
         time.sleep(0.02)
     assert server.engine.worker.tokens_written - before < 4000
+    assert measured(server)["compressive_cancelled_total"] == cancelled + 1
     assert server.client.get(f"/sessions/{id}").json()["tokens"] == server.engine.worker.tokens_written - before
 
 
@@ -315,16 +328,10 @@ def test_the_openai_client_completes_and_streams(server: Served) -> None:
 
 
 def test_prometheus_reads_the_metrics(server: Served) -> None:
-    def measured() -> dict[str, float]:
-        answer = server.client.get("/metrics")
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
-        return {" ".join((one.name, *one.labels.values())): one.value for one in samples if "le" not in one.labels}
-
-    before, id = measured(), server.new()
+    before, id = measured(server), server.new()
     server.post(f"/sessions/{id}/append", {"text": "abc"})
     server.events(f"/sessions/{id}/generate", {"tokens": 5})
-    after = measured()
+    after = measured(server)
     assert after["compressive_sessions"] == before["compressive_sessions"] + 1
     assert after["compressive_tokens_read_total"] == before["compressive_tokens_read_total"] + 4  # with the start
     assert after["compressive_tokens_written_total"] == before["compressive_tokens_written_total"] + 5
