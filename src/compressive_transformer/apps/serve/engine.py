@@ -117,7 +117,8 @@ class Engine:
     def complete(self, prompt: Tensor, tokens: int, sampling: Sampling, on_event: OnEvent) -> Job:
         """Generate text after a prompt `[tokens]`, without a session. It takes and raises the same as `write`."""
         writer = self._writer(tokens, sampling)
-        job = self._job(StreamState.start(self.model), prompt, writer, on_event, lambda state: None)
+        start = StreamState.start(self.model)
+        job = Job(self.model, start, prompt, writer, on_event=on_event, on_end=lambda state: None)
         self.worker.submit(job)
         return job
 
@@ -142,7 +143,7 @@ class Engine:
                 self.sessions.release(session, state)
 
         try:
-            job = self._job(session.state, tokens, writer, on_event, end)
+            job = Job(self.model, session.state, tokens, writer, on_event=on_event, on_end=end)
             with self._changing:
                 self._jobs[id] = job
             self.worker.submit(job)
@@ -150,18 +151,6 @@ class Engine:
             end(None)
             raise
         return job
-
-    def _job(
-        self,
-        state: StreamState,
-        tokens: Tensor,
-        writer: Writer,
-        on_event: OnEvent,
-        on_end: Callable[[StreamState | None], None],
-    ) -> Job:
-        if not state.seen:
-            tokens = torch.cat([torch.tensor([self.tokenizer.start]), tokens])
-        return Job(self.model, state, tokens, writer=writer, on_event=on_event, on_end=on_end)
 
     def _writer(self, tokens: int, sampling: Sampling) -> Writer:
         limit = self.limits.max_tokens

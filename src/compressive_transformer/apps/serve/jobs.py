@@ -66,6 +66,8 @@ class Writer:
     """
 
     def __init__(self, tokenizer: Tokenizer, tokens: int, sampling: Sampling) -> None:
+        self.start = tokenizer.start
+        """Id of the start of a document."""
         self.draw = sampling.sampler(tokenizer.start)
         """Function that returns the next token for `logits [vocab_size]`."""
         self.reason = "" if tokens else "read"
@@ -92,7 +94,7 @@ class Job:
     Args:
         model: The model.
         state: The state to continue from.
-        tokens: Tokens to read, `[tokens]`, with the start of the document if it was not read yet.
+        tokens: Tokens to read, `[tokens]`, after the start of the document if it was not read yet.
         writer: The generation that follows.
         on_event: Callback for events, in the worker thread; the last one is `Finished` or `Failed`.
         on_end: Callback just before the last event, with the new state, or None if the job failed.
@@ -103,12 +105,12 @@ class Job:
         model: CompressiveTransformer,
         state: StreamState,
         tokens: Tensor,
-        *,
         writer: Writer,
+        *,
         on_event: Callable[[Event], None],
         on_end: Callable[[StreamState | None], None],
     ) -> None:
-        self.left = tokens
+        self.left = tokens if state.seen else torch.cat([torch.tensor([writer.start]), tokens])
         self.state = state
         self.writer = writer
         self.cancelled = False
