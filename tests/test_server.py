@@ -224,6 +224,17 @@ def test_a_body_without_a_length_is_limited_too(server: Served) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
+def test_bodies_that_no_endpoint_reads_are_limited_too(server: Served) -> None:
+    id, headers = server.new(), {"content-type": "application/json"}
+    sessions = len(server.engine.sessions)
+    for path in ("/sessions", f"/sessions/{id}/fork", f"/sessions/{id}/save", "/unknown"):
+        for content in (b"a" * 70_001, iter([b"a" * 70_000, b"a"])):  # with and without a length
+            answer = server.client.post(path, content=content, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert len(server.engine.sessions) == sessions
+    assert server.client.post("/sessions", content=b"a" * 70_000, headers=headers).status_code == 201
+
+
 def test_a_full_queue_and_a_busy_session_refuse_until_they_are_free() -> None:
     with served(tiny_model(), queue=1) as server:
         id, other = server.new(), server.new()

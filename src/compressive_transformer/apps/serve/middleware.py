@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import time
+from collections import deque
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import Refusal
@@ -68,11 +68,12 @@ class Guard:
 
         try:
             refusal = self._refusal(scope, Headers(scope=scope))
-            if refusal is None:
-                await self._app(scope, self._limited(receive), send_with_headers)
-            else:
+            if refusal is not None:
                 await _drain(receive)
-                await error_response(refusal)(scope, receive, send_with_headers)
+                raise refusal
+            await self._app(scope, await self._read(receive), send_with_headers)
+        except Refusal as refusal:
+            await error_response(refusal)(scope, receive, send_with_headers)
         finally:
             self._on_response(scope, status, time.perf_counter() - scope["began"])
 
@@ -97,24 +98,25 @@ class Guard:
             return Refusal(415, "not_json", f"Content-Type must be application/json, got {kind[:100]!r}")
         return None
 
-    def _limited(self, receive: Receive) -> Receive:
-        """Return `receive` with a limit for the whole body."""
-        size = 0
-
-        async def receive_limited() -> Message:
-            nonlocal size
+    async def _read(self, receive: Receive) -> Receive:
+        """Return a `receive` that repeats the body, which is read here: not all endpoints do. Raises Refusal."""
+        messages: deque[Message] = deque()
+        size, more = 0, True
+        while more:
             message = await receive()
+            messages.append(message)
             size += len(message.get("body", b""))
+            more = message.get("more_body", False)
             if size > self._max_bytes:
-                if message.get("more_body"):
+                if more:
                     await _drain(receive)
-                # FastAPI passes on no other error of reading a body.
-                raise HTTPException(
-                    413, f"the body of a request may have {self._max_bytes:,} bytes; append a longer text in pieces"
-                )
-            return message
+                text = f"the body of a request may have {self._max_bytes:,} bytes; append a longer text in pieces"
+                raise Refusal(413, "too_large", text)
 
-        return receive_limited
+        async def repeat() -> Message:
+            return messages.popleft() if messages else await receive()
+
+        return repeat
 
 
 def _split(url: str) -> tuple[str, str | None]:

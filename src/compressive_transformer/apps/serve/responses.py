@@ -14,7 +14,7 @@ from starlette.requests import Request
 from ...errors import CompressiveError
 from .errors import Refusal
 
-CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def error_response(refusal: Refusal, param: str | None = None) -> JSONResponse:
