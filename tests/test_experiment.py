@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,15 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compressive_transformer.apps.experiment import run_experiment
+from compressive_transformer.apps.experiment import run_experiment, workers
 from compressive_transformer.apps.experiment.plan import Run, read_plan
 from compressive_transformer.apps.experiment.report import summarize
 from compressive_transformer.apps.experiment.run_progress import RunProgress
@@ -35,6 +34,7 @@ from compressive_transformer.data import Corpus, prepare
 from compressive_transformer.errors import CompressiveError
 from compressive_transformer.evaluate import evaluate, truncate_split
 from compressive_transformer.evaluate.compare import compare_runs
+from compressive_transformer.files import import_file
 from compressive_transformer.model import CompressiveTransformer, with_lengths
 from compressive_transformer.train import Trainer, train
 from runs import MODEL, TRAINING, write_books
@@ -266,8 +266,8 @@ def test_a_failed_run_stops_no_other_run(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setitem(COMPRESSIONS, "broken", Broken)
     monkeypatch.setitem(COMPRESSIONS, "median", Compression)  # set back at the end, as what the file registers
-    (tmp_path / "own.py").write_text(OWN)
-    monkeypatch.setitem(sys.modules, "own_median", load_file_as("own_median", tmp_path / "own.py"))
+    (tmp_path / "own_median.py").write_text(OWN)
+    import_file(tmp_path / "own_median.py")
     settings = {name: {"model": {"compression": name}} for name in ("broken", "median")}
     plan, out = plan_with(settings=settings, baseline="median", seeds=[1]), tmp_path / "out"
     log = out / "runs/broken/seed-1.log"
@@ -344,13 +344,21 @@ def wait_until(holds: Callable[[], bool]) -> None:
     pytest.fail("waited for five minutes")
 
 
-def load_file_as(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize("imported", [True, False])
+@pytest.mark.parametrize("name", ["mine", "statistics", "time"])
+def test_workers_find_a_plugin_with_the_name_of_a_module(tmp_path: Path, name: str, *, imported: bool) -> None:
+    path = tmp_path / f"{name}.py"
+    path.write_text(OWN)
+    with patch.dict(sys.modules), patch.dict(COMPRESSIONS):
+        if not imported:
+            sys.modules.pop(name, None)
+        import_file(path)
+        origin = workers.origin_of("median")
+    with patch.dict(sys.modules), patch.dict(COMPRESSIONS):  # as in another process
+        workers.register(origin)
+        registered = COMPRESSIONS["median"]
+        assert registered.forward.__code__.co_filename == str(path)
+        assert registered.__module__ in sys.modules
 
 
 def test_a_function_that_workers_cannot_import_is_refused_first(

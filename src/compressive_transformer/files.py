@@ -1,12 +1,15 @@
-"""Files and folders that appear whole or not at all, and locks."""
+"""Files and folders that appear whole or not at all, locks, and Python files from any folder."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from uuid import uuid4
 
 from .errors import CompressiveError
@@ -73,6 +76,17 @@ def locked(path: Path, message: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def import_file(path: Path) -> ModuleType:
+    """Run a Python file (.py) from any folder as a module: under its name, or as plugin_NAME where that is taken."""
+    name = path.stem if path.stem not in sys.modules else f"plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def flush(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import traceback
@@ -17,6 +16,7 @@ from tyro.conf import Positional
 from ..checkpoint import load
 from ..data.tokenizers import Tokenizer
 from ..errors import CompressiveError
+from ..files import import_file
 from ..model import CompressiveTransformer
 
 RunArgument = Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -82,13 +82,10 @@ def _run_plugin(path: Path) -> None:
     """Run a Python file as a module; what it registers stays."""
     if not path.is_file():
         raise CompressiveError(f"--plugin {path}: no such file; expected a Python file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise CompressiveError(f"--plugin {path}: not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
     try:
-        spec.loader.exec_module(module)
+        import_file(path)
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         place = f", line {lines[-1]}" if lines else ""

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -24,7 +23,7 @@ from ...compression import COMPRESSIONS
 from ...data import open_corpus
 from ...data.pool import available_cores
 from ...errors import CompressiveError
-from ...files import locked
+from ...files import import_file, locked
 from .plan import Run
 from .running import finish
 
@@ -70,7 +69,7 @@ def finish_all(
     `look` is called every second with the runs at work, `ended` for each run that has ended, with the reason where it
     failed. On an interrupt all processes are terminated first.
     """
-    waiting = deque((run, _origin(run.setting.model.compression)) for run in runs)
+    waiting = deque((run, origin_of(run.setting.model.compression)) for run in runs)
     places = list(range(processes))
     active: dict[BaseProcess, tuple[Run, int]] = {}
     try:
@@ -117,7 +116,7 @@ def _work(run: Run, origin: Origin, corpus: Path, out: Path, log: Path, place: i
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         os.environ["LOCAL_RANK"] = str(place % torch.cuda.device_count())
-    _register(origin)
+    register(origin)
     try:
         finish(run, open_corpus(corpus), out)
     except CompressiveError as error:
@@ -133,7 +132,7 @@ class Origin(NamedTuple):
     attribute: str
 
 
-def _origin(name: str) -> Origin:
+def origin_of(name: str) -> Origin:
     """Return the origin of a registered function. Raises CompressiveError for a class defined inside a function."""
     kind = COMPRESSIONS[name]
     if "<locals>" in kind.__qualname__:
@@ -145,17 +144,19 @@ def _origin(name: str) -> Origin:
     return Origin(name, kind.__module__, file or "", kind.__qualname__)
 
 
-def _register(origin: Origin) -> None:
+def register(origin: Origin) -> None:
     """Register the function in this process."""
     if origin.name in COMPRESSIONS:
         return
     try:
-        names = vars(importlib.import_module(origin.module))
+        module = importlib.import_module(origin.module)
     except ModuleNotFoundError:
         if not origin.file:
             raise
-        names = runpy.run_path(origin.file, run_name=origin.module)  # a plugin, which is not on the module path
-    COMPRESSIONS[origin.name] = names[origin.attribute]
+        module = None
+    if origin.file and getattr(module, "__file__", None) != origin.file:
+        module = import_file(Path(origin.file))  # a plugin: it is not on the module path, or shares a name on it
+    COMPRESSIONS[origin.name] = getattr(module, origin.attribute)
 
 
 def _end_with_parent() -> None:
