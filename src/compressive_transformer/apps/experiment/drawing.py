@@ -72,8 +72,8 @@ def _validations(content: Mapping[str, Any], setting: str) -> dict[int, Curve]:
     """Return the curve of each seed; NaN where a score was not finite."""
     return {
         run["seed"]: {
-            at["step"]: (at["tokens"], math.nan if at["bits_per_byte"] is None else at["bits_per_byte"])
-            for at in run["training"]["validations"]
+            entry["step"]: (entry["tokens"], math.nan if entry["bits_per_byte"] is None else entry["bits_per_byte"])
+            for entry in run["training"]["validations"]
         }
         for run in content["runs"]
         if run["setting"] == setting
@@ -91,7 +91,8 @@ def _draw_lines(axes: Axes, number: int, label: str, curves: Sequence[Curve]) ->
     for curve in curves:
         axes.plot(*zip(*curve.values(), strict=True), color=_color(number), linewidth=0.7, alpha=0.5)
     # Runs of one setting validate at the same steps; padding lets their tokens differ a little.
-    mean = [[fmean(side) for side in zip(*at, strict=True)] for at in zip(*(c.values() for c in curves), strict=True)]
+    steps = zip(*(curve.values() for curve in curves), strict=True)
+    mean = [[fmean(values) for values in zip(*points, strict=True)] for points in steps]
     style = "-" if number < len(COLORS) else "--"
     axes.plot(*zip(*mean, strict=True), style, color=_color(number), linewidth=2.2, label=label)
 

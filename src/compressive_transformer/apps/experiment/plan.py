@@ -143,7 +143,7 @@ def read_plan(source: str | Path | Mapping[str, Any], corpus: Corpus) -> Plan:
     named = _table(tables.get("settings", {}), f"{where}, settings")
     if not named:
         raise CompressiveError(f"{where}: no settings; give at least one table [settings.NAME]")
-    settings = tuple(_setting(name, own, tables, corpus, where) for name, own in named.items())
+    settings = tuple(_setting(name, changes, tables, corpus, where) for name, changes in named.items())
     seeds = _seeds(tables.get("seeds"), where)
     baseline = tables.get("baseline")
     if not isinstance(baseline, str) or baseline not in named:
@@ -170,19 +170,19 @@ def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _setting(name: str, own: Any, base: Mapping[str, Any], corpus: Corpus, where: str) -> Setting:
+def _setting(name: str, changes: Any, base: Mapping[str, Any], corpus: Corpus, where: str) -> Setting:
     where = f"{where}, setting {name!r}"
-    for table, values in _table(own, where).items():
+    for table, values in _table(changes, where).items():
         if table not in TABLES:
             raise CompressiveError(f"{where}: unknown table or field {table!r}; expected {', '.join(TABLES)}")
         _table(values, f"{where}, {table}")
-    for field in own.get("evaluate", {}):
+    for field in changes.get("evaluate", {}):
         if field not in ("memory_length", "compressed_length"):
             raise CompressiveError(
                 f"{where}: evaluate.{field} must be the same for all settings, else they cannot be compared; "
                 "set it in [evaluate]"
             )
-    merged = {table: {**base.get(table, {}), **own.get(table, {})} for table in TABLES}
+    merged = {table: {**base.get(table, {}), **changes.get(table, {})} for table in TABLES}
     if "seed" in merged["train"]:
         raise CompressiveError(f"{where}: train.seed is set by seeds = [...]; leave it out")
     merged["model"].setdefault("vocab_size", corpus.vocab_size)

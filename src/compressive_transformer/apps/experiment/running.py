@@ -85,14 +85,14 @@ def check_unchanged(run: Run, corpus: Corpus, out: Path) -> None:
             f"{folder}: {run.name} ran on another corpus than {corpus.path}; use that one, or choose another folder"
         )
     configs = {"model": run.setting.model, "train": run.train, "evaluate": run.setting.evaluate}
-    for part, now in run.tables().items():
-        before = with_defaults(configs[part], stored.get(part, now))
+    for table, now in run.tables().items():
+        before = with_defaults(configs[table], stored.get(table, now))
         for name in {**now, **before}:
             if before.get(name) != now.get(name):
                 raise CompressiveError(
-                    f"{folder}: {part}.{name} was {before.get(name)!r} when {run.name} ran and is {now.get(name)!r} in "
-                    "the plan now; set it back, choose another folder, or remove "
-                    f"{folder / RESULT if part == 'evaluate' else folder} to run it again"
+                    f"{folder}: {table}.{name} was {before.get(name)!r} when {run.name} ran and is {now.get(name)!r} "
+                    "in the plan now; set it back, choose another folder, or remove "
+                    f"{folder / RESULT if table == 'evaluate' else folder} to run it again"
                 )
 
 
@@ -120,13 +120,13 @@ def _interrupted(folder: Path) -> bool:
 def _training(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return tokens, seconds and speed of a training, and its curves, thinned."""
     steps = [entry for entry in log if "loss" in entry]
-    at, tokens = [0, *(entry["step"] for entry in steps)], [0, *(entry["tokens"] for entry in steps)]
+    logged, tokens = [0, *(entry["step"] for entry in steps)], [0, *(entry["tokens"] for entry in steps)]
     speeds = [entry["tokens_per_second"] for entry in steps]
     validations = [
         {
             "step": entry["step"],
             # Logged at other steps than losses are, perhaps.
-            "tokens": round(float(np.interp(entry["step"], at, tokens))),
+            "tokens": round(float(np.interp(entry["step"], logged, tokens))),
             "bits_per_byte": entry["validation"]["bits_per_byte"],
         }
         for entry in log
@@ -153,9 +153,9 @@ def _thinned(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     """Return the value with None in place of numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_plain(part) for part in value]
+        return [_plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -46,16 +46,16 @@ class Task:
 def _score_text(
     model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, config: EvaluateConfig
 ) -> dict[str, Any]:
-    return evaluate(model, _part(tokenizer, split, config), batch_size=config.batch_size).to_dict()
+    return evaluate(model, _scored_split(tokenizer, split, config), batch_size=config.batch_size).to_dict()
 
 
 def _score_recall(
     model: CompressiveTransformer, tokenizer: Tokenizer, split: Split, config: EvaluateConfig
 ) -> dict[str, Any]:
-    return recall_accuracy(model, _part(tokenizer, split, config), batch_size=config.batch_size).to_dict()
+    return recall_accuracy(model, _scored_split(tokenizer, split, config), batch_size=config.batch_size).to_dict()
 
 
-def _part(tokenizer: Tokenizer, split: Split, config: EvaluateConfig) -> Split:
+def _scored_split(tokenizer: Tokenizer, split: Split, config: EvaluateConfig) -> Split:
     return truncate_split(split, tokenizer, config.tokens) if config.tokens else split
 
 

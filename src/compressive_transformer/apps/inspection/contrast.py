@@ -125,7 +125,7 @@ def contrast(first: Reading, second: Reading, frequency: ByFrequency | None = No
         if first.pieces.words:
             by_frequency = tuple(_buckets(assignment.labels, assignment.assign(first.pieces)[1], sizes, *bits))
     order = np.argsort(bits[0] - bits[1], kind="stable")  # largest difference first
-    listed = [[_word(first.pieces, at, *bits) for at in side[:WORDS].tolist()] for side in (order, order[::-1])]
+    listed = [[_word(first.pieces, index, *bits) for index in side[:WORDS].tolist()] for side in (order, order[::-1])]
     return Contrast(
         first_better=tuple(word for word in listed[0] if word.difference > 0),
         second_better=tuple(word for word in listed[1] if word.difference < 0),
@@ -142,8 +142,8 @@ def different_texts() -> CompressiveError:
     )
 
 
-def _word(pieces: TokenSpans, at: int, first: NDArray[np.float64], second: NDArray[np.float64]) -> Word:
-    return Word(pieces.words[at], int(pieces.word_starts[at]), float(first[at]), float(second[at]))
+def _word(pieces: TokenSpans, index: int, first: NDArray[np.float64], second: NDArray[np.float64]) -> Word:
+    return Word(pieces.words[index], int(pieces.word_starts[index]), float(first[index]), float(second[index]))
 
 
 def _labels(borders: Sequence[int]) -> list[str]:

@@ -105,12 +105,12 @@ def ages(layers: Sequence[LayerAttention]) -> str:
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = _axes(3.4)
         middles = []
-        for at, (_, color, _) in enumerate(TIERS):
-            own = slice(at * AGES, (at + 1) * AGES)
-            places = np.arange(own.start, own.stop) + at * 0.6
-            axes.bar(places, shares.mean(0)[own], width=0.85, color=color, alpha=0.75)
+        for number, (_, color, _) in enumerate(TIERS):
+            buckets = slice(number * AGES, (number + 1) * AGES)
+            places = np.arange(buckets.start, buckets.stop) + number * 0.6
+            axes.bar(places, shares.mean(0)[buckets], width=0.85, color=color, alpha=0.75)
             for layer in shares if len(shares) > 1 else []:
-                axes.plot(places, layer[own], "o", color=INK, markersize=2.5, alpha=0.45)
+                axes.plot(places, layer[buckets], "o", color=INK, markersize=2.5, alpha=0.45)
             middles.append(places.mean())
         axes.set_xticks(middles, [name for *_, name in TIERS])
         for tick, (_, color, _) in zip(axes.get_xticklabels(), TIERS, strict=True):
@@ -127,13 +127,13 @@ def ages_of(layer: LayerAttention) -> NDArray[np.float64]:
 
     The buckets of a tier with fewer than six slots stand at their share of it, so that all still add up to 1.
     """
-    found = np.zeros(len(TIERS) * AGES)
+    by_tier = np.zeros((len(TIERS), AGES))
     means = np.mean(layer.heads, axis=0)
-    for at, (tier, *_) in enumerate(TIERS):
-        own = [share for bucket, share in zip(layer.buckets, means, strict=True) if bucket.tier == tier]
-        for place, share in enumerate(own):
-            found[at * AGES + place * AGES // len(own)] += share
-    return found
+    for row, (tier, *_) in zip(by_tier, TIERS, strict=True):
+        shares = [share for bucket, share in zip(layer.buckets, means, strict=True) if bucket.tier == tier]
+        for place, share in enumerate(shares):
+            row[place * AGES // len(shares)] += share
+    return by_tier.ravel()
 
 
 def errors(inspection: Inspection) -> str:
@@ -144,9 +144,9 @@ def errors(inspection: Inspection) -> str:
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = _axes(3.4)
         places, width = np.arange(len(layers)), 0.38
-        own, mean = ([values[n] for n in layers] for values in (measured.error, measured.mean_pooling))
+        error, mean = ([values[n] for n in layers] for values in (measured.error, measured.mean_pooling))
         name = f"f_c ({inspection.config.compression})"
-        axes.bar(places - width / 2, own, width, color=COMPRESSED, label=name)
+        axes.bar(places - width / 2, error, width, color=COMPRESSED, label=name)
         axes.bar(places + width / 2, mean, width, color=FAINT, label="mean pooling", hatch="//", edgecolor=GRID)
         axes.set_xticks(places, [str(n) for n in layers])
         axes.set_xlim(-0.75, max(len(layers), 3) - 0.25)  # so that a single layer has no bars like walls
@@ -161,10 +161,10 @@ def errors(inspection: Inspection) -> str:
 def _axes(height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(6.2, height), layout="constrained")
     figure.patch.set_alpha(0)
-    found = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
-    for axes in found:
+    rows_of_axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+    for axes in rows_of_axes:
         axes.patch.set_alpha(0)
-    return figure, found
+    return figure, rows_of_axes
 
 
 def _svg(figure: Figure, label: str) -> str:
