@@ -22,6 +22,12 @@ POSITIONS = [
     for numbering in ("span", "unit")
 ]
 each_position = pytest.mark.parametrize("position", POSITIONS, ids=lambda fields: "-".join(fields.values()))
+# Two of the four in the quick tests, for laws that other tests hold too: each form once and each numbering once.
+each_position_in_turn = pytest.mark.parametrize(
+    "position",
+    [POSITIONS[0], *(pytest.param(fields, marks=pytest.mark.slow) for fields in POSITIONS[1:3]), POSITIONS[3]],
+    ids=lambda fields: "-".join(fields.values()),
+)
 
 law = settings(deadline=None, derandomize=True, database=None)
 

@@ -81,7 +81,8 @@ def test_a_run_with_gradient_checkpointing_is_the_run_without(corpus: Corpus, fi
 PLAIN = {"validate_every": 0, "sample_every": 0, "late_update_step": 0, "learning_rate": 1e-3}
 
 
-@pytest.mark.parametrize("ages", ["equal", pytest.param("different", marks=pytest.mark.slow)])
+@pytest.mark.slow  # two runs of the compiler
+@pytest.mark.parametrize("ages", ["equal", "different"])
 @pytest.mark.parametrize("position", ["relative", "rotary"])
 def test_a_run_of_whole_segments_compiles_blocks_at_most_twice(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: str, ages: str

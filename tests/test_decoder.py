@@ -189,7 +189,7 @@ def assert_lanes_decode(model: CompressiveTransformer, lengths: list[int], steps
         assert_same_memory(model, decoder.lane(place), memory)
 
 
-@LAW
+@settings(LAW, max_examples=10)
 @pytest.mark.filterwarnings("ignore::compressive_transformer.CompressiveWarning")
 @given(configs, st.lists(st.integers(0, 30), min_size=1, max_size=4), st.integers(0, 99))
 def test_lanes_join_and_leave_and_decode_as_each_alone(config: ModelConfig, lengths: list[int], seed: int) -> None:

@@ -68,8 +68,8 @@ def assert_learned_alike(run: Path, model: dict[str, Any], alone: CompressiveTra
 @pytest.mark.parametrize(
     ("before", "after", "model", "training"),
     [
-        (2, 2, {"compression_loss": "attention"}, {}),
-        (2, 1, {"compression_loss": "bptt"}, {}),
+        pytest.param(2, 2, {"compression_loss": "attention"}, {}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {"compression_loss": "bptt"}, {}, marks=pytest.mark.slow),
         (1, 2, {"compression": "most-used", "compression_loss": "none"}, {"micro_batches": 2}),
         (2, 2, {}, {"sharded": True}),
     ],

@@ -225,6 +225,7 @@ def test_commands_of_the_evaluation_page_run(
     assert all("word perplexity" in text for _, text in printed[-3:])  # as in the paper
 
 
+@pytest.mark.slow  # trains two models
 def test_commands_of_the_inspection_page_run(
     place: Path, corpus: Corpus, finished: Path, run: Callable[[list[str]], str]
 ) -> None:

@@ -260,6 +260,7 @@ def test_unfinished_runs_are_named_and_seeds_are_paired(corpus: Corpus, copied: 
     assert "3 of 4 runs are finished" in results.page()
 
 
+@pytest.mark.slow  # two new interpreters, which import PyTorch
 def test_a_failed_run_stops_no_other_run(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

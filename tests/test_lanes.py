@@ -447,3 +447,10 @@ def test_a_position_with_a_part_missing_is_refused(name: str) -> None:
     del state[name]
     with pytest.raises(CompressiveError, match="data-loader state"):
         stream.load_state_dict(state)
+
+
+def test_a_position_that_is_no_table_is_refused(corpus):
+    lanes = Lanes(corpus.train, batch_size=2, length=8)
+    for wrong in (5, [], "batch", None):
+        with pytest.raises(CompressiveError, match="the position of the lanes is damaged: expected a table, got"):
+            lanes.load_state_dict(wrong)

@@ -24,6 +24,7 @@ from small import (
     assert_same_memory,
     configs,
     each_position,
+    each_position_in_turn,
     lanes_of,
     law,
     layered,
@@ -69,7 +70,7 @@ def test_logits_memory_and_compression_loss_equal_the_reference(config, ages, le
 
 
 @layered
-@each_position
+@each_position_in_turn
 def test_layers_of_different_sizes_equal_the_reference_too(fields, position):
     check_against_the_reference(small_config(**fields, **position), (12, 5), 26)
 
@@ -149,7 +150,7 @@ def test_figure_1_each_step_turns_three_evicted_states_into_one():
 
 
 @pytest.mark.parametrize("segment_length", [3, 4])  # a multiple of the compression rate, and none
-@each_position
+@each_position_in_turn
 @pytest.mark.parametrize("compression", sorted(COMPRESSIONS))
 def test_one_token_at_a_time_equals_chunks_equals_whole_segments(compression, position, segment_length):
     rng = random.Random(0)
@@ -175,7 +176,7 @@ def test_one_token_at_a_time_equals_chunks_equals_whole_segments(compression, po
 
 
 @layered
-@each_position
+@each_position_in_turn
 def test_layers_of_different_sizes_may_be_read_in_any_chunks_too(fields, position):
     rng, model, stream = random.Random(0), small_model(**fields, **position), random_tokens(2, 50)
     together = model(stream)

@@ -135,6 +135,8 @@ class Lanes(Iterator[Segment]):
 
         Raises CompressiveError for a state of other data or settings, or an invalid one.
         """
+        if not isinstance(state, Mapping):
+            raise CompressiveError(f"the position of the lanes is damaged: expected a table, got {state!r}")
         state = upgrade(state)
         for name, value in self._identity().items():
             if name not in state or state[name] != value:
