@@ -17,8 +17,9 @@ demo: .venv/.core ## train two small models on the sample books and compare them
 test: .venv/.dev ## run the tests except slow ones; warnings are errors
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 2 -m "not slow"
 
-test-all: test ## run all tests
+test-all: test ## run all tests, and more damaged files
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 2 -m slow
+	@OMP_NUM_THREADS=1 HOSTILE_EXAMPLES=40 .venv/bin/python -m pytest -q -n 2 tests/test_hostile.py
 
 lint: .venv/.dev ## check format and style (ruff)
 	@.venv/bin/python -m ruff format --check .

@@ -30,8 +30,8 @@ from compressive_transformer.data.writer import CorpusFiles, Encoded
 from compressive_transformer.train.log import read_log
 from runs import TRAINING, tiny_model, write_books
 
-# More than a test run has time for: HOSTILE_EXAMPLES=10000 pytest tests/test_hostile.py
-EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "30"))
+# Damage is random. `make test-all` tries more; HOSTILE_EXAMPLES=10000 pytest tests/test_hostile.py takes hours.
+EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "10"))
 often = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
