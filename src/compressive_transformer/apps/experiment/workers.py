@@ -29,6 +29,7 @@ from .running import finish
 
 LOCK = "experiment.lock"
 SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_TERMINATE = 20.0
 
 
 @contextlib.contextmanager
@@ -87,6 +88,9 @@ def finish_all(
         for process in active:
             process.terminate()
         for process in active:
+            process.join(SECONDS_TO_TERMINATE)
+            # An exception of a signal handler is lost where Python ignores exceptions, in a finalizer for example.
+            process.kill()
             process.join()
 
 
