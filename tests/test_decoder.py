@@ -235,6 +235,26 @@ def test_lanes_that_do_not_fit_are_refused() -> None:
         decoder.join(small_model(small_config(d_model=4)).empty_memory(1))
 
 
+@torch.no_grad()
+@each_position
+def test_a_lane_is_not_touched_by_what_an_earlier_one_left_in_its_place(position: dict[str, str]) -> None:
+    model = small_model(**position).eval()
+    broken, healthy = model(random_tokens(1, 23)).memory, model(random_tokens(1, 9, seed=1)).memory
+    broken = broken._map(lambda states: torch.full_like(states, torch.nan))
+    decoder = CachedDecoder(model, broken)
+    for token in random_tokens(1, 3)[0]:  # NaN in the places of the segment, too
+        decoder.step(token[None])
+    decoder.leave(0)
+    memories = [healthy, model(random_tokens(1, 10, seed=2)).memory]
+    assert [decoder.join(memory) for memory in memories] == [0, 1]
+    for step in range(6):
+        tokens = random_tokens(1, 2, seed=step)[0]
+        for place, logits in enumerate(decoder.step(tokens)):
+            output = model(tokens[place][None, None], memories[place])
+            memories[place] = output.memory
+            assert_close(logits, output.logits[0, 0])
+
+
 # --- cost ---
 
 

@@ -33,11 +33,11 @@ class Grid:
     rows: Tensor
     """`[step, 1 or offsets, distances, d_model]`, largest distance first."""
     lanes: Tensor | None
-    """Which of the offsets holds for a lane `[batch]`; None where one holds for all."""
+    """Number of the offset of each lane `[batch]`; None if all lanes share one."""
     table: Tensor
     """Sinusoids of all distances at which a segment may see the region `[distance, d_model]`."""
     index: Tensor
-    """Which of them the rows are `[step, 1 or offsets, distances]`."""
+    """Rows of the table in `rows`, `[step, 1 or offsets, distances]`."""
 
     @classmethod
     def of(cls, slots: int, table: Tensor, index: Tensor, lanes: Tensor | None) -> Grid:

@@ -1,4 +1,4 @@
-"""How well a model predicts text: nats, and from them word perplexity and bits per byte.
+"""Evaluation of a model on text: nats, and from them word perplexity and bits per byte.
 
 - `run` scores a split; `reading` holds the loop that reads it, `result` the scores, `subset` shortens a split
 - `buckets` scores parts of a text, `dynamic` lets the model learn from what it was scored on

@@ -82,9 +82,12 @@ class CachedDecoder:
         last = self._seen.pop()
         if place < self.batch_size:
             self._seen[place] = last
-            lanes = torch.arange(self._capacity)
-            lanes[place] = self.batch_size
-            self._gather(lanes)
+            self._pending[:, place] = self._pending[:, self.batch_size]
+            for layer in self._layers:
+                for tensor in layer.tensors().values():
+                    tensor[place] = tensor[self.batch_size]
+            for cache in self._caches:
+                cache.copy(self.batch_size, place)
         return memory
 
     @torch.no_grad()
@@ -148,8 +151,9 @@ class CachedDecoder:
             hidden, state, weights = layer.step(hidden, views[number])
             states.append(state)
             if memory.usage is not None:
-                received = weights.to(memory.usage.dtype).mean(1)[:, memory.compressed.shape[1] :, None]
-                memory.usage[:batch, : received.shape[1]] += received
+                received = weights.view(batch, -1, weights.shape[2]).to(memory.usage.dtype).mean(1)
+                received = received[:, memory.compressed.shape[1] :, None]
+                memory.usage[:batch, : received.shape[1]].add_(received)
         self._write_pending(torch.stack(states))
         self._seen = [seen + 1 for seen in self._seen]
         for lanes, seen in self._runs(
@@ -177,15 +181,20 @@ class CachedDecoder:
 
     def _take(self, lanes: slice, memory: Memory) -> None:
         """Write the memory of new lanes to their places."""
-        for states, target, layer in zip(self._pending, self._layers, memory.layers, strict=True):
+        for states, layer in zip(self._pending, memory.layers, strict=True):
             width = min(layer.pending.shape[1], self._segment_length)
             states[lanes, :width], states[lanes, width:] = layer.pending[:, :width], 0
-            source = self._padded(layer)
-            for name, tensor in target.tensors().items():
-                tensor[lanes] = source.tensors()[name]
+        self._write(lanes, memory.layers)
         for run, seen in self._runs(range(lanes.start, lanes.stop)):
             for cache in self._caches:
                 cache.fill(run, seen, self._states(run))
+
+    def _write(self, lanes: slice, layers: Iterable[LayerMemory]) -> None:
+        """Write compressed and recent memory and usage of some lanes."""
+        for target, layer in zip(self._layers, layers, strict=True):
+            source = self._padded(layer).tensors()
+            for name, tensor in target.tensors().items():
+                tensor[lanes] = source[name]
 
     def _states(self, lanes: slice) -> list[LayerMemory]:
         """Return views of the memory of some lanes, layer by layer, with a whole segment of pending states."""
@@ -223,10 +232,7 @@ class CachedDecoder:
     def _commit(self, lanes: slice, seen: int) -> None:
         """Commit the segment of some lanes of one age: the blocks do it with hidden states, projections follow."""
         committed = self._packed.commit(self._states(lanes), torch.full((lanes.stop - lanes.start,), seen))
-        for target, layer in zip(self._layers, committed, strict=True):
-            source = self._padded(layer)
-            for name, tensor in target.tensors().items():
-                tensor[lanes] = source.tensors()[name]
+        self._write(lanes, committed)
         self._pending[:, lanes] = 0
         for cache in self._caches:
             cache.commit(lanes, seen, committed)

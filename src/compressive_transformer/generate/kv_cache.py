@@ -29,6 +29,7 @@ class KVCache:
         self.buffer = packed.weight.new_zeros(len(self.layers), 3 if self.rotary else 2, lanes, *sizes)
         self.mask = packed.weight.new_zeros(lanes, self.committed)
         self.scores = self.buffer.new_zeros(lanes * sizes[0] * sizes[1])
+        self.queries = self.buffer.new_zeros(len(packed.layers[self.layers[0]].biases), lanes, sizes[0], sizes[2])
         if self.rotary:
             self.angles = self._positions(torch.zeros(1, dtype=torch.int64)).queries[0]  # type: ignore[attr-defined]
         else:
@@ -38,14 +39,21 @@ class KVCache:
 
     def gather(self, lanes: Tensor) -> None:
         """Bring lanes `[new capacity]` to new places, one after another."""
-        buffer, self.mask = self.buffer[:, :, lanes], self.mask[lanes]
+        buffer, mask = self.buffer[:, :, lanes], self.mask[lanes]
         if buffer.shape == self.buffer.shape:
             self.buffer.copy_(buffer)  # in place, where views into it are kept
+            self.mask.copy_(mask)
         else:
-            self.buffer, self._views = buffer, {}
+            self.buffer, self.mask, self._views = buffer, mask, {}
             self.scores = self.scores.new_zeros(buffer[0, 0, ..., 0].numel())
+            self.queries = self.queries[:, lanes]
         order = lanes.tolist()
         self.waiting, self.filled = [self.waiting[lane] for lane in order], [self.filled[lane] for lane in order]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one lane to another place."""
+        self.buffer[:, :, target], self.mask[target] = self.buffer[:, :, source], self.mask[source]
+        self.waiting[target], self.filled[target] = self.waiting[source], self.filled[source]
 
     def fill(self, lanes: slice, seen: int, layers: list[LayerMemory]) -> None:
         """Project all states of some lanes of one age; `layers` are those of the whole model, with pending states."""
@@ -54,6 +62,8 @@ class KVCache:
             memory = layers[layer]
             states = torch.cat([memory.compressed, memory.recent, memory.pending[:, :pending]], dim=1)
             self._project(layer, lanes, states, 0)
+        # A weight of 0 does not hide a NaN that an earlier lane left here.
+        self.buffer[:, :, lanes, :, self.committed + pending :] = 0
         self._place(lanes, seen)
 
     def commit(self, lanes: slice, seen: int, layers: list[LayerMemory]) -> None:
@@ -75,11 +85,10 @@ class KVCache:
     def views(self, seen: list[int]) -> list[CacheView]:
         """Return what the next token of each lane reads and writes, a view for each layer of the layout."""
         places = [age % self.layout.segment_length for age in seen]
-        uniform = len(set(zip(places, self.waiting, strict=False))) == 1
-        if not uniform or not all(self.filled[: len(seen)]):
-            return self._make_views(torch.tensor(seen[:1] if uniform else seen), len(seen))
+        if len(set(zip(places, self.waiting, strict=False))) > 1:
+            return self._make_views(torch.tensor(seen), len(seen))
         # A segment later the views of one place hold for the next token there.
-        key = (len(seen), places[0], self.waiting[0])
+        key = (len(seen), places[0], self.waiting[0], all(self.filled[: len(seen)]))
         if key not in self._views:
             self._views[key] = self._make_views(torch.tensor(seen[:1]), len(seen))
         return self._views[key]
@@ -90,25 +99,26 @@ class KVCache:
         width = self.committed + int(places.max()) + 1
         slot = (self.committed + places).to(device) if len(places) > 1 else None
         scores = self.scores[: batch * self.buffer.shape[3] * width].view(batch, -1, width)
-        regions = [()] * len(self.layers) if self.rotary else self._regions(seen, scores.transpose(0, 1))
+        queries = self.queries[:, :batch]
+        regions = [()] * len(self.layers) if self.rotary else self._regions(seen, queries, scores.transpose(0, 1))
         angles = self.angles[places.to(device)][:, None] if self.rotary else None
         mask, views = self._mask(batch, places, width), []
         for buffer, layer_regions in zip(self.buffer[:, :, :batch, :, :width], regions, strict=True):
             keys, values = buffer[2 if self.rotary else 0].flatten(0, 1).transpose(1, 2), buffer[1].flatten(0, 1)
-            flat = scores.view(-1, 1, width)
-            views.append(CacheView(slot, buffer, keys, values, flat, mask, layer_regions, angles))
+            room = queries, queries[0].view(-1, 1, queries.shape[3]), scores.view(-1, 1, width)
+            views.append(CacheView(slot, buffer, keys, values, *room, mask, layer_regions, angles))
         return views
 
     def _mask(self, batch: int, places: Tensor, width: int) -> Tensor | None:
-        """Return the mask of committed slots, and of slots that a lane has not written yet."""
-        if len(places) == 1 and all(self.filled[:batch]):
-            return None
+        """Return the mask of committed slots, and where lanes differ of slots that a lane has not written yet."""
+        if len(places) == 1:  # a view, which later commits update
+            return None if all(self.filled[:batch]) else self.mask[:batch, None]
         mask, beyond = self.mask[:batch], torch.arange(width - self.committed) > places[:, None]
         ahead = mask.new_zeros(beyond.shape).masked_fill(beyond.to(mask.device), float("-inf"))
         return torch.cat([mask, ahead.expand(batch, -1)], dim=1)[:, None]
 
-    def _regions(self, seen: Tensor, scores: Tensor) -> list[tuple[Region, ...]]:
-        """Return the regions of each layer, recent slots and segment first, with their part of `scores`."""
+    def _regions(self, seen: Tensor, queries: Tensor, scores: Tensor) -> list[tuple[Region, ...]]:
+        """Return the regions of each layer, recent slots and segment first, with their queries and scores."""
         offsets, _ = compressed_offsets(self.packed.config, self.layout, seen)
         recent = scores[:, :, self.layout.compressed_length :]
         parts = (self.layout.pending(seen), recent), (offsets, scores[:, :, : self.layout.compressed_length])
@@ -120,7 +130,8 @@ class KVCache:
             else:  # slots that are not yet written lie beyond the last row
                 index = (first[:, None] + torch.arange(count)).clamp(max=rows.shape[-1] - 1)
                 index = index.to(rows.device).expand(len(room), -1, -1)
-            regions.append([Region(layer_rows, index, bias, room) for layer_rows in rows])
+            biased = queries[bias].transpose(0, 1)
+            regions.append([Region(layer_rows, index, biased, room) for layer_rows in rows])
         return list(zip(*regions, strict=True))
 
     def _project(self, layer: int, lanes: slice, states: Tensor, first: int) -> None:

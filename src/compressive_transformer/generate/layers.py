@@ -31,8 +31,8 @@ class Region:
     """Projected distances `[head, d_head, row]`, those of the slots in order where `index` is None."""
     index: Tensor | None
     """Row of each slot `[head, batch, slot]`, where lanes differ."""
-    bias: int
-    """Number of the packed bias that belongs to the region."""
+    queries: Tensor
+    """The queries of `CacheView.queries` with the bias of the region, as `[head, batch, d_head]`."""
     scores: Tensor
     """Its part of the scores, as `[head, batch, slot]`."""
 
@@ -41,7 +41,8 @@ class Region:
 class CacheView:
     """Slots that one token of each lane reads in one layer, and the slot that it writes; views into the cache.
 
-    Views of uniform lanes are made once a place, since a view costs as much as a small sum.
+    Views of uniform lanes are made once a place, since a view costs as much as a small sum. Room for queries and scores
+    is shared by all layers.
     """
 
     slot: Tensor | None
@@ -52,10 +53,14 @@ class CacheView:
     """`[batch · head, d_head, slot]`."""
     values: Tensor
     """`[batch · head, slot, d_head]`."""
+    queries: Tensor
+    """Room for scaled queries with each bias `[bias, batch, head, d_head]`."""
+    content: Tensor
+    """The first of them, `[batch · head, 1, d_head]`."""
     scores: Tensor
-    """Room for scores `[batch · head, 1, slot]`, shared by all layers."""
+    """Room for scores `[batch · head, 1, slot]`."""
     mask: Tensor | None
-    """0 or -inf, `[batch, 1, slot]`; None where all slots may be read."""
+    """0 or -inf for the first slots, `[batch, 1, slot]`; None where all slots may be read."""
     regions: tuple[Region, ...] = ()
     """Relative attention only."""
     angles: Tensor | None = None
@@ -94,7 +99,7 @@ class PackedLayer:
         self.widen_bias = (widen.bias.detach() * factor).to(self.widen.dtype)
         self.narrow_bias = narrow.bias.detach().clone()
         self.attention_norm, self.feed_forward_norm = _norm(block.attention_norm), _norm(block.feed_forward_norm)
-        self.biases = attention.query.weight.new_zeros(0)
+        self.biases = attention.query.weight.new_zeros(1, 1, 1, 1)
         if isinstance(attention, RelativeAttention):  # of content, of distances, and of compressed distances if other
             biases: list[Tensor] = [attention.content_bias, attention.position_bias]
             if attention.separate_compressed_position:
@@ -106,11 +111,11 @@ class PackedLayer:
 
         Returns:
             The next layer's input and the state that memory keeps, `[batch, d_model]` each, and the attention weights
-            `[batch, head, slot]`.
+            `[batch · head, 1, slot]`.
         """
         state = self.attention_norm(hidden) if self.block.pre_norm else hidden
         weights = torch.softmax(self._scores(self.project(state), view), dim=-1)
-        mixed = torch.bmm(weights.flatten(0, 1)[:, None], view.values).view(hidden.shape)
+        mixed = torch.bmm(weights, view.values).view(hidden.shape)
         return self.finish(hidden, mixed), state, weights
 
     def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
@@ -126,28 +131,31 @@ class PackedLayer:
         return hidden if pre_norm else self.feed_forward_norm(hidden)
 
     def _scores(self, projected: Tensor, view: CacheView) -> Tensor:
-        """Write keys and values of `projected [batch, 3 · d_model]`, and return the scores `[batch, head, slot]`.
+        """Write keys and values of `projected [batch, 3 · d_model]`, and return the scores `[batch · head, 1, slot]`.
 
-        Queries are scaled already. Under relative positions a score is the sum of three terms, as in
-        `attention/relative.py`; the weights of W_r have met all distances beforehand.
+        Queries are scaled already. Under relative positions a score is the sum of the terms in `attention/relative.py`;
+        W_r has projected all distances beforehand.
         """
         batch = len(projected)
-        heads = projected.view(batch, 3, self.n_heads, self.d_head).to(view.buffer.dtype)
+        heads = projected.view(batch, 3, self.n_heads, self.d_head).transpose(0, 1)
         if view.angles is None:
-            view.write(heads[:, 1:].transpose(0, 1))
-            biased = heads[:, 0] + self.biases  # [bias, batch, head, d_head]
+            queries, keys_values = heads.split((1, 2))
+            view.write(keys_values)
+            torch.add(queries, self.biases, out=view.queries)
         else:
-            turned = rotated(heads[:, :2].flatten(1, 2)[:, None], view.angles)[:, 0].view(batch, 2, self.n_heads, -1)
-            view.write(torch.stack([heads[:, 1], heads[:, 2], turned[:, 1]]))
-            biased = turned[None, :, 0]
+            heads = heads.to(view.buffer.dtype)
+            turned = rotated(heads[:2].transpose(0, 1).flatten(1, 2)[:, None], view.angles)
+            queries, keys = turned.view(batch, 2, self.n_heads, self.d_head).unbind(1)
+            view.write(torch.stack([heads[1], heads[2], keys]))
+            view.queries.copy_(queries)
         for region in view.regions:
-            scores = torch.bmm(biased[region.bias].transpose(0, 1), region.rows)  # [head, batch, row]
+            scores = torch.bmm(region.queries, region.rows)  # [head, batch, row]
             region.scores.copy_(scores if region.index is None else scores.gather(2, region.index))
-        content = biased[0].reshape(batch * self.n_heads, 1, self.d_head)
-        # Under relative positions the scores hold the distances' term already.
-        scores = view.scores.baddbmm_(content, view.keys, beta=1 if view.regions else 0)
-        scores = scores.view(batch, self.n_heads, -1)
-        return scores if view.mask is None else scores.add_(view.mask)
+        # Under relative positions the scores hold the term of the distances already.
+        scores = view.scores.baddbmm_(view.content, view.keys, beta=1 if view.regions else 0)
+        if view.mask is not None:
+            scores.view(batch, self.n_heads, -1)[:, :, : view.mask.shape[2]].add_(view.mask)
+        return scores
 
 
 def has_plain_layers(model: CompressiveTransformer) -> bool:
@@ -177,7 +185,7 @@ class DistanceTable(NamedTuple):
     rows: Tensor
     """`[layer, head, d_head, row]`; the slots of the region lie in order, wherever the token stands."""
     bias: int
-    """Which of a layer's packed biases goes with it."""
+    """Number of the packed bias that belongs to the region."""
     first: Callable[[Tensor], Tensor]
     """Row of the first slot, for places of tokens in the segment, or for offsets of compressed slots."""
 

@@ -21,7 +21,7 @@ SHOWN = 2_000
 """Largest number of characters in `ScoredLine.text`."""
 
 
-class Source(Protocol):
+class ByteReader(Protocol):
     """An open binary file or pipe."""
 
     def readline(self, size: int, /) -> bytes:
@@ -54,7 +54,7 @@ class ScoredLine:
         return self.bits / self.bytes
 
 
-def score_lines(stream: Stream, source: Source, *, top: int = 0, block: int = 0) -> Iterator[ScoredLine]:
+def score_lines(stream: Stream, source: ByteReader, *, top: int = 0, block: int = 0) -> Iterator[ScoredLine]:
     """Read a source into a stream until it ends, and yield the score of each line as soon as it is complete.
 
     Each line is encoded alone, with its line end; CRLF is read as LF, as `prepare` does. Memory use grows neither with
@@ -80,7 +80,7 @@ def score_lines(stream: Stream, source: Source, *, top: int = 0, block: int = 0)
     return _iter_lines(stream, source, top, block)
 
 
-def _iter_lines(stream: Stream, source: Source, top: int, block: int) -> Iterator[ScoredLine]:
+def _iter_lines(stream: Stream, source: ByteReader, top: int, block: int) -> Iterator[ScoredLine]:
     line = _Line(stream, 1, top)
     while content := source.read(min(block - line.bytes, PIECE_BYTES)) if block else source.readline(PIECE_BYTES):
         line.add(content, raw=bool(block))

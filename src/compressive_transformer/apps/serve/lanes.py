@@ -15,7 +15,7 @@ from .jobs import Job
 
 
 @dataclass(eq=False)
-class Lane:
+class JobLane:
     """One job, its row of the decoder's batch and the logits of its next token `[vocab_size]`."""
 
     job: Job
@@ -23,25 +23,25 @@ class Lane:
     logits: Tensor
 
 
-class Lanes:
+class JobLanes:
     """All lanes of a decoder. They join and leave between two steps and may have any ages."""
 
     def __init__(self, model: CompressiveTransformer) -> None:
         self._decoder = CachedDecoder(model)
-        self._lanes: list[Lane] = []  # in the order of the decoder
+        self._lanes: list[JobLane] = []  # in the order of the decoder
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[JobLane]:
         return iter(tuple(self._lanes))  # lanes may leave meanwhile
 
     def join(self, job: Job) -> None:
         """Add a job that has read its tokens."""
         assert job.state.logits is not None
-        self._lanes.append(Lane(job, self._decoder.join(job.state.memory), job.state.logits))
+        self._lanes.append(JobLane(job, self._decoder.join(job.state.memory), job.state.logits))
 
-    def leave(self, lane: Lane) -> Job:
+    def leave(self, lane: JobLane) -> Job:
         """Remove a lane; return its job, which has the state after all generated tokens."""
         lane.job.pause(self._decoder.leave(lane.place), lane.logits)
         last = self._lanes.pop()

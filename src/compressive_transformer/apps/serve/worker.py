@@ -15,7 +15,7 @@ from ...memory import join
 from ...model import CompressiveTransformer
 from .errors import Refusal, cancelled, stopping
 from .jobs import Job
-from .lanes import Lanes
+from .lanes import JobLanes
 
 
 class Worker:
@@ -35,7 +35,7 @@ class Worker:
         self.batch_size = batch_size
         self.queue = queue
         self.tokens_read = self.tokens_written = 0
-        self._lanes, self._position_cache = Lanes(model), PositionCache()
+        self._lanes, self._position_cache = JobLanes(model), PositionCache()
         self._changed = threading.Condition()
         self._new: deque[Job] = deque()
         self._reading: deque[Job] = deque()
@@ -176,7 +176,7 @@ class Worker:
             self._lanes.step()
         except Exception as error:
             self._fail_unexpectedly([lane.job for lane in self._lanes], error)
-            self._lanes = Lanes(self.model)  # the state of the old ones is unknown
+            self._lanes = JobLanes(self.model)  # the state of the old ones is unknown
             return
         self.tokens_written += len(self._lanes)
         for lane in self._lanes:

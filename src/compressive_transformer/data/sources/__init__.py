@@ -24,7 +24,7 @@ class Prefix(NamedTuple):
     """A kind of source that is named by a prefix."""
 
     setting: str
-    """What follows the colon, in capitals."""
+    """Text after the colon of the specification, in capitals."""
     description: str
     open: Callable[[str, int, str], Source]
     """Function of the setting, `holdout` and `field`."""

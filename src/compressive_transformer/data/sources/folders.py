@@ -18,7 +18,7 @@ from .text import COMPRESSED, read_json_lines, read_text, stem_and_suffix
 
 
 class Reader(NamedTuple):
-    """How files of one format are read."""
+    """Reader of files of one format."""
 
     read: Callable[[Path, str], Iterator[RawDocument]]
     """Function that yields the documents of a file; its second argument is the field of the text in records."""
