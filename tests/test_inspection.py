@@ -41,7 +41,7 @@ BOOK = (files("compressive_transformer.apps.demo") / "sample/test/356.txt").read
 TEXT = BOOK[400:436]  # whole segments and a part of one
 
 KINDS: dict[str, dict[str, Any]] = {
-    "rotary": POSITIONS[-1],  # which positions there are is not up to inspection
+    **{"-".join(fields.values()): fields for fields in POSITIONS},
     "most-used": {"compression": "most-used"},
     "per layer": {
         "memory_length": (0, 9),
@@ -53,7 +53,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "Transformer-XL": {"compressed_length": 0},
     "zeros": {"empty_slots": "zeros"},
 }
-each_kind = pytest.mark.parametrize("fields", KINDS.values(), ids=KINDS)
+SLOW = tuple(KINDS)[:3]  # the other kinds are relative-span
+each_kind = pytest.mark.parametrize(
+    "fields",
+    [pytest.param(fields, id=kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind, fields in KINDS.items()],
+)
 
 
 def altered_model(**fields: Any) -> CompressiveTransformer:
